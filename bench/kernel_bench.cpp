@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   }
   std::printf("best GEMM throughput %.1f GFLOP/s\n%-46s %9s %14s\n", peak, "kernel, fp32", "rate",
               "of the peak");
-  for (const auto& r : kernels::measure_kernels(*device, DType::f32, peak, copy))
+  for (const auto& r : kernels::measure_kernels(*device, {.gemm_gflops = peak, .copy_gbps = copy}))
     std::printf("%-46s %9.1f %-8s %5.2f\n", r.name.c_str(), r.rate,
                 r.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s", r.fraction_of_peak);
 }

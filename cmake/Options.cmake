@@ -49,8 +49,9 @@ if(CAPSTAN_FUZZ)
   # Without tracing every comparison, which took up to half of the time of a target; the words of the formats
   # are in corpora and dictionaries.
   set(CAPSTAN_FUZZ_OPTIONS -fsanitize=fuzzer-no-link -fno-sanitize-coverage=trace-cmp)
-  # clang's default debug information confuses some binutils; the line tables are all that a report needs.
-  add_compile_options(-gdwarf-4)
+  # clang's default version confuses some binutils. -gdwarf-4 would also ask for full debug information, with
+  # or without line tables: programs of 15 GB.
+  add_compile_options(-fdebug-default-version=4)
 endif()
 
 find_package(Threads REQUIRED)

@@ -8,6 +8,20 @@ namespace capstan::kernels {
 
 enum class ActivationKind : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };
 
+// The activation of experts: gated or not, as in Activation::forward, and without a bias. gpt-oss: silu with
+// slope 1.702 (the quick GELU), limit 7 and up_offset 1.
+struct ExpertActivation {
+  ActivationKind kind = ActivationKind::silu;
+  bool gated = true;
+  // The function is f(slope x) / slope.
+  float slope = 1;
+  // Gated only: the gate is at most `limit`, and up between -limit and limit; 0: no limits. A value beyond
+  // them has no gradient.
+  float limit = 0;
+  // Gated only: added to up, after the limits.
+  float up_offset = 0;
+};
+
 struct Activation {
   // Plain: y[r,c] = f(x[r,c] + bias[c]), x and y [rows, cols].
   // Gated: x [rows, 2*cols] holds gate then up: y[r,c] = f(x[r,c] + bias[c]) * (x[r,cols+c] + bias[cols+c]).
@@ -19,6 +33,14 @@ struct Activation {
   // (Gemm::column_sum).
   void (*backward)(Context&, ActivationKind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
                    int64_t cols);
+
+  // The first rows_used[0] of `rows` rows; the others are neither read nor written. y[r] is the activation
+  // times weights[r] where given. weights fp32 [rows].
+  void (*expert_forward)(Context&, ExpertActivation, In x, const float* weights, const int64_t* rows_used,
+                         Out y, int64_t rows, int64_t cols);
+  // dx as above, dweights fp32 [rows]; it may be null. dx may be x's own storage.
+  void (*expert_backward)(Context&, ExpertActivation, In dy, In x, const float* weights,
+                          const int64_t* rows_used, Out dx, float* dweights, int64_t rows, int64_t cols);
 
   WorkspaceSize (*forward_workspace)(bool gated, bool bias, int64_t cols);
   WorkspaceSize (*backward_workspace)(bool gated, bool bias, int64_t cols);

@@ -31,7 +31,7 @@ inline Heads contiguous_heads(const Tensor& x, int64_t groups, int64_t heads_per
   return {x, {groups * heads_per_group * width, heads_per_group * width, width}};
 }
 
-// Undefined tensors: one document to a sequence.
+// Undefined tensors: each sequence is one document.
 struct Documents {
   Tensor start;       // i32 [N]
   Tensor cu_seqlens;  // i32 [documents + 1]

@@ -22,7 +22,7 @@ struct AttentionShape {
   float scale = 0;
   // c > 0: scaled logits become c tanh(logit / c) before the mask.
   float softcap = 0;
-  // > 0: keys in (position - window, position] are visible; 0: all earlier keys.
+  // > 0: a token attends to the keys in (position - window, position]; 0: to all earlier keys.
   int64_t window = 0;
   bool causal = true;
   // Probability; 0 = none.
@@ -34,9 +34,9 @@ struct AttentionShape {
   int64_t heads() const { return groups * heads_per_group; }
 };
 
-// Documents packed into the sequences of a batch, in both forms, of which a kernel uses either; all null: one
-// document to a sequence. Tokens see no keys of other documents. The CPU's kernels use `start`, and
-// `cu_seqlens` where `start` is null.
+// Documents packed into the sequences of a batch, in two equivalent forms; a kernel uses one of them. All
+// null: each sequence is one document. Tokens attend to no keys of other documents. The CPU's kernels use
+// `start`, and `cu_seqlens` where `start` is null.
 struct Documents {
   // [batch * seq]: index within its sequence of the first token of this token's document.
   const int32_t* start = nullptr;

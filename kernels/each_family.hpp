@@ -18,6 +18,8 @@ void for_each_family(const Visit& visit) {
   visit("attention", &Table::attention);
   visit("context_attention", &Table::context_attention);
   visit("embedding", &Table::embedding);
+  visit("router", &Table::router);
+  visit("expert_permutation", &Table::expert_permutation);
   visit("cross_entropy", &Table::cross_entropy);
   visit("decoding", &Table::decoding);
   visit("elementwise", &Table::elementwise);
@@ -25,7 +27,7 @@ void for_each_family(const Visit& visit) {
   visit("adapter", &Table::adapter);
   visit("quantize", &Table::quantize);
   visit("step_control", &Table::step_control);
-  static_assert(offsetof(Table, scale_order) == 15 * sizeof(void*), "a family without a line above");
+  static_assert(offsetof(Table, scale_order) == 17 * sizeof(void*), "a family without a line above");
 }
 
 }  // namespace capstan::kernels

@@ -7,6 +7,10 @@
 
 namespace capstan::kernels {
 
+// How tensor cores add products of FP8 with scales of tensors. fast: without moving partial sums to fp32
+// registers, which on sm_89 and sm_90 is faster and less accurate. Other operands and devices add in fp32.
+enum class Accumulation : uint8_t { fp32, fast };
+
 struct GemmShape {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;
@@ -17,6 +21,7 @@ struct GemmShape {
   // Elements between the matrices of consecutive GEMMs; 0: all have the same matrix. Matrices with scales lie
   // one after the other: their stride is rows * k, or 0.
   int64_t stride_a = 0, stride_b = 0, stride_c = 0;
+  Accumulation accumulation = Accumulation::fp32;
 };
 
 // Operations after the sums, in this order: add the bias; apply the activation or its derivative; store C;
@@ -70,8 +75,8 @@ struct Gemm {
   WorkspaceSize (*run_workspace)(GemmShape, GemmTypes, float alpha, float beta, bool reduces);
   WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
-  // Whether GEMMs of fp32 round A and B to TF32, with 10 bits of mantissa, from the next launch on: a choice
-  // for the process, at first false. Null on devices that lack TF32.
+  // Selects whether fp32 GEMMs of this process round A and B to TF32 (10 bits of mantissa), from the next
+  // launch on; initially false. Null on devices without TF32.
   void (*use_tf32)(bool) = nullptr;
 };
 

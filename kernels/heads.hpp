@@ -7,7 +7,7 @@
 namespace capstan::kernels {
 
 // Strides of heads, in elements. Head h of group g of token t begins at element t * token + g * group + h *
-// head; the elements of a head are consecutive. Keys and values have one head to a group, h = 0.
+// head; the elements of a head are consecutive. Keys and values have one head per group, h = 0.
 struct HeadStrides {
   int64_t token = 0, group = 0, head = 0;
   CAPSTAN_HOST_DEVICE int64_t at(int64_t t, int64_t g, int64_t h = 0) const {

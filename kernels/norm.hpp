@@ -2,6 +2,7 @@
 // with the residual addition that precedes them.
 #pragma once
 
+#include "base/host_device.hpp"
 #include "kernels/quantize.hpp"
 #include "tensor/kernel_context.hpp"
 
@@ -12,6 +13,11 @@ namespace capstan::kernels {
 struct NormRows {
   int64_t rows = 0, cols = 0;
   int64_t inner = 1, inner_stride = 0, outer_stride = 0;
+
+  // Index of the first element of row `row`.
+  CAPSTAN_HOST_DEVICE constexpr int64_t start(int64_t row) const {
+    return row / inner * outer_stride + row % inner * inner_stride;
+  }
 };
 
 struct Norm {

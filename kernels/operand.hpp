@@ -2,6 +2,8 @@
 // bits.
 #pragma once
 
+#include <cstddef>
+
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
@@ -49,5 +51,13 @@ struct Operand {
   Operand() = default;
   Operand(In x) : data(x.data), dtype(x.dtype) {}  // NOLINT: an implicit conversion on purpose
 };
+
+// The array from an element on. Types of whole bytes; scales are left out.
+inline In from_element(const Operand& x, int64_t element) {
+  return {static_cast<const std::byte*>(x.data) + element * size_of(x.dtype), x.dtype};
+}
+inline Out from_element(Out x, int64_t element) {
+  return {x.as<std::byte>() + element * size_of(x.dtype), x.dtype};
+}
 
 }  // namespace capstan::kernels

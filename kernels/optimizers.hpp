@@ -29,8 +29,8 @@ struct UpdateRange {
   int32_t padding = 0;
   // Index of the first block in the scales of fp8 moments.
   int64_t first_block = 0;
-  // Positions of random numbers: a hash of the parameter's name, and the index in the global parameter. With
-  // columns = 0 element i of the range has the index origin + i, else with j = column + i
+  // Positions of random numbers: a hash of the parameter's name, and the index in the global parameter. If
+  // columns is 0, element i of the range has index origin + i. Otherwise, with j = column + i, its index is
   // origin + j / columns * row_stride + j % columns.
   uint64_t parameter = 0;
   int64_t origin = 0, column = 0, columns = 0, row_stride = 0;
@@ -58,7 +58,6 @@ struct AdamStep {
 struct SgdStep {
   StepScale scale;
   float momentum = 0;
-  bool nesterov = false;
 };
 struct LionStep {
   StepScale scale;
@@ -70,18 +69,18 @@ struct MuonStep {
   bool nesterov = false;
 };
 
-// control: one StepControl; its `skip` leaves all arrays as they are. main: main parameters, fp32. g:
-// gradient * control.gradient, fp32. `model` receives the main parameters rounded to its type where it is a
-// separate copy, else it is null. All arrays are indexed alike.
+// control: one StepControl; its `skip` leaves all arrays as they are. main: main parameters, fp32. gradient:
+// fp32 where the comment says nothing else. g: gradient * control.gradient, in fp32. `model` receives the
+// main parameters rounded to its type where it is a separate copy, else it is null. All arrays are indexed
+// alike.
 struct Optimizers {
   // Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019): 28 bytes read and written an element in
-  // fp32. main: fp32 or bf16. The moments are fp32, bf16 or fp8 (common/fp8_moment.hpp), which is u8 and has
-  // scales (else null): computed in fp32, then rounded.
-  void (*adam)(Context&, AdamStep, In control, In ranges, int64_t range_count, const float* gradient,
-               Out main, Out exp_avg, float* exp_avg_scales, Out exp_avg_sq, float* exp_avg_sq_scales,
-               Out model);
-  // buffer = momentum * buffer + g; w -= lr * (nesterov ? g + momentum * buffer : buffer). Without momentum
-  // the buffer is neither read nor written.
+  // fp32. gradient and main: fp32 or bf16. The moments are fp32, bf16 or fp8 (common/fp8_moment.hpp), which
+  // is u8 and has scales (else null): computed in fp32, then rounded.
+  void (*adam)(Context&, AdamStep, In control, In ranges, int64_t range_count, In gradient, Out main,
+               Out exp_avg, float* exp_avg_scales, Out exp_avg_sq, float* exp_avg_sq_scales, Out model);
+  // buffer = momentum * buffer + g; w -= lr * buffer. Without momentum the buffer is neither read nor
+  // written.
   void (*sgd)(Context&, SgdStep, In control, In ranges, int64_t range_count, const float* gradient,
               float* main, float* buffer, Out model);
   // Lion (Chen et al., 2023): w -= lr * sign(beta1 * m + (1 - beta1) * g); m = beta2 * m + (1 - beta2) * g.
@@ -110,8 +109,8 @@ struct Optimizers {
   // is entirely in double: dividing it into ranges and ranks then changes only its last bits, far below the
   // precision of the fp32 clipping factor. x: fp32, bf16 or fp16.
   void (*sum_of_squares)(Context&, In ranges, int64_t range_count, In x, double* out, bool accumulate);
-  void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
-                      bool accumulate);
+  // Number of zeros in the counted ranges, with the same arguments.
+  void (*count_zeros)(Context&, In ranges, int64_t range_count, In x, int64_t* out, bool accumulate);
 
   // Workspace of adam, sgd, lion, muon_momentum and muon_update.
   WorkspaceSize (*update_workspace)(int64_t range_count);

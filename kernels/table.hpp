@@ -10,12 +10,14 @@
 #include "kernels/decoding.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
+#include "kernels/expert_permutation.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/head_norm.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/optimizers.hpp"
 #include "kernels/quantize.hpp"
 #include "kernels/rope.hpp"
+#include "kernels/router.hpp"
 #include "kernels/step_control.hpp"
 
 namespace capstan::kernels {
@@ -29,6 +31,8 @@ struct Table {
   const Attention* attention;
   const ContextAttention* context_attention;
   const Embedding* embedding;
+  const Router* router;
+  const ExpertPermutation* expert_permutation;
   const CrossEntropy* cross_entropy;
   const Decoding* decoding;
   const Elementwise* elementwise;

@@ -509,11 +509,19 @@ $(sed 's/^/        /' <<<"$differs")"
     fi
   done
 }
+# The headings of the index under which a page is listed.
+kinds_in_index() { # PAGE
+  awk -v link="($1)" '/^\*\*/ { split($0, parts, "[*]+"); kind = parts[2] } index($0, link) { print kind }' \
+    "$repository/docs/README.md"
+}
 for page in README.md CONTRIBUTING.md $(cd "$repository" && ls docs/*.md); do
   name=${page#docs/}
-  [[ "$page" != docs/* || "$name" = README.md ]] ||
-    grep -qE '^(Tutorial|How-to|Reference|Explanation)' <(sed -n 3p "$repository/$page") ||
-    problem "$page: the first sentence does not say the kind of the page"
+  if [[ "$page" == docs/* && "$name" != README.md ]]; then
+    kind=$(sed -nE '3s/^(Tutorial|How-to guide|Reference|Explanation),.*/\1/p' "$repository/$page")
+    [ -n "$kind" ] || problem "$page: the first sentence does not say the kind of the page"
+    [[ "$(kinds_in_index "$name")" =~ ^"$kind"s?$ ]] ||
+      problem "$page: says that it is a ${kind,,}; docs/README.md lists it under '$(kinds_in_index "$name")'"
+  fi
   while read -r link; do
     [ -e "$repository/$(dirname "$page")/$link" ] || problem "$page: no file for the link $link"
   done < <(grep -v '^    ' "$repository/$page" | grep -oE '\]\([^)#:]+' | cut -c3-)  # no lines of code

@@ -2,13 +2,15 @@
 # Compiles the CUDA backend, and compares the resources of its kernels with a list. Needs NVIDIA's toolkit,
 # and no GPU. Exits with 77 where there is no toolkit.
 #
-#   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a
+#   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a.
+#                                      Compiles and starts the tests of a GPU, too
 #   scripts/cuda.sh resources          compares the kernels of `build` with kernels/cuda/resources.txt. Fails
 #                                      where one needs more registers, stack or shared memory, or spills more,
 #                                      than the list says, and where a kernel is only here or only there
 #   scripts/cuda.sh resources --write  writes the list
 #   scripts/cuda.sh all                for every architecture that the toolkit offers, and PTX of the newest,
-#                                      with warnings as errors: build/cuda-all. Lists the kernels that spill
+#                                      with warnings as errors: build/cuda-all. Lists the kernels that spill.
+#                                      Runs the kernel tests on the simulated GPU at the sizes of a real one
 #
 # The resources are those that ptxas reports while it compiles (cmake/ptxas_report.sh).
 #
@@ -28,10 +30,10 @@ require_toolkit() {
   toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 }
 
-build() { # DIRECTORY ARCHITECTURES
+build() { # DIRECTORY ARCHITECTURES TARGETS…
   cmake --preset cuda -B "build/$1" -DCAPSTAN_WERROR=ON "-DCAPSTAN_CUDA_ARCHITECTURES=$2" >/dev/null
   # All sources are compiled, so that all warnings are printed.
-  cmake --build "build/$1" -j "${CAPSTAN_JOBS:-$(nproc)}" --target capstan_cuda -- -k 0
+  cmake --build "build/$1" -j "${CAPSTAN_JOBS:-$(nproc)}" --target "${@:3}" -- -k 0
   echo "cuda.sh: build/$1/libcapstan_cuda.so for $2, without warnings, by CUDA $toolkit"
 }
 
@@ -182,15 +184,22 @@ report_spills() { # DIRECTORY ARCHITECTURES…
 }
 
 case "${1:-}${2:+ $2}" in
-  build) require_toolkit; build cuda-90a 90a-real ;;
+  build)
+    require_toolkit
+    build cuda-90a 90a-real capstan_cuda gpu_tests
+    # Where there is no GPU, they say so.
+    ctest --test-dir build/cuda-90a -L cuda --output-on-failure --no-tests=error ;;
   resources) require_toolkit; compare ;;
   'resources --write') require_toolkit; write_list ;;
   all)
     require_toolkit
     mapfile -t offered < <(offered_architectures)
     newest=${offered[-1]}
-    build cuda-all "$(printf '%s-real;' "${offered[@]}")${newest%a}-virtual"
-    report_spills cuda-all "${offered[@]}" ;;
-  -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0" ;;
+    build cuda-all "$(printf '%s-real;' "${offered[@]}")${newest%a}-virtual" capstan_cuda
+    report_spills cuda-all "${offered[@]}"
+    cmake --preset release >/dev/null
+    cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated
+    CAPSTAN_TEST_FULL=1 build/release/test_simulated ;;
+  -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0" ;;
   *) echo "usage: scripts/cuda.sh build|all|resources [--write] (try --help)" >&2; exit 2 ;;
 esac

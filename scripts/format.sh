@@ -32,12 +32,14 @@ mapfile -t -O "${#bad[@]}" bad < <(perl -CSD -ne '
   my $python = $ARGV =~ /\.py$/;
   my $page = $ARGV =~ /\.md$/;
   $fenced = !$fenced if $page && /^ *```/;
-  next if $page && ($fenced || /^(    |\|)/);
+  # Text of nested lists is indented as code is.
+  $list = /^([-*]|\d+\.) / if $page && /^\S/;
+  next if $page && ($fenced || /^\|/ || (/^    / && !$list));
   $raw = 1 if $page ? 0 : $python ? /\br"""/ : /R"\w*\(/;
   print "above 110 columns: $ARGV:$.\n" if length > 110 && !$raw;
   $raw = 0 if $python ? /^"""/ : /\)\w*"/;
 } continue {
-  $raw = $fenced = 0, close ARGV if eof' "${files[@]}" "${scripts[@]}" "${pages[@]}")
+  $raw = $fenced = $list = 0, close ARGV if eof' "${files[@]}" "${scripts[@]}" "${pages[@]}")
 if [ ${#bad[@]} -eq 0 ]; then
   echo "style: ${#files[@]} files are formatted, $((${#scripts[@]} + ${#pages[@]})) more end at column 110"
   exit 0

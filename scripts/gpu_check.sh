@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Builds the CUDA backend on a machine with an NVIDIA GPU, runs the tests on it, and takes its figures. Each
-# stage ends within ten minutes: one that has more to do says so, and goes on where it was when it is run
-# again.
+# stage ends within ten minutes: one that has more to do says so. When it is run again, `build` compiles what
+# is left, and tests, sanitizers and recipes leave out what has passed with this build.
 #
 #   scripts/gpu_check.sh                all stages, one after another
 #   scripts/gpu_check.sh STAGE…         these: build tests memcheck racecheck synccheck training bench recipes
 #   --out DIR                           the results; default build/gpu-check
 #   --arch LIST                         CAPSTAN_CUDA_ARCHITECTURES of the build; default that of the preset
 #
-# build      the preset `cuda`: program, backend and the tests of the GPU, with warnings as errors
+# build      the preset `cuda`: program, backend and the tests of the GPU
 # tests      ctest -L cuda: kernels, operations, golden models, optimizers and trainer on the GPU
 # memcheck, racecheck, synccheck    compute-sanitizer over the kernel tests, at small sizes
 # training   quickstart beside the CPU, a resume to the bit, estimated beside measured memory
 # bench      `capstan bench`: peaks, kernels as fractions of them, a training step by operation; a trace
 # recipes    tokens/s of an 8B model, of LoRA on it, and of a 0.5B model, on random tokens
 #
-# DIR/STAGE.txt holds what a stage has printed, DIR/summary.txt a line for each, DIR/machine.txt GPU, driver,
-# toolkit and commit, without which no figure is given.
+# DIR/STAGE.txt holds what the runs of a stage have printed, DIR/summary.txt a line for each, DIR/machine.txt
+# GPU, driver, toolkit and commit, without which no figure is given.
 set -uo pipefail
 script=$(realpath "$0")
 cd "$(dirname "$script")/.." || exit 1
@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
     --out) out=$2; shift ;;
     --inside) inside=$2; shift ;;
     --arch) arch=$2; shift ;;
-    -h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *)
       [[ " ${all[*]} " == *" $1 "* ]] || { echo "gpu_check.sh: unknown stage '$1' (try --help)" >&2; exit 2; }
       stages+=("$1") ;;
@@ -54,26 +54,45 @@ fi
 } >"$out/machine.txt"
 
 stage_build() {
-  cmake --preset cuda -DCAPSTAN_WERROR=ON ${arch:+"-DCAPSTAN_CUDA_ARCHITECTURES=$arch"} >/dev/null &&
+  cmake --preset cuda ${arch:+"-DCAPSTAN_CUDA_ARCHITECTURES=$arch"} >/dev/null &&
     cmake --build --preset cuda -j "$(nproc)" --target capstan gpu_tests
 }
 
-stage_tests() { ctest --test-dir build/cuda -L cuda --output-on-failure --no-tests=error; }
+# Runs a part of a stage, unless it has passed before with this build: a stage that did not finish goes on
+# where it was.
+once() { # NAME COMMAND…
+  local name=$1
+  shift
+  : "${build:=$(cat "$program" build/cuda/libcapstan_cuda.so | cksum | tr ' ' -)}"
+  local passed="$out/passed/$build/$name"
+  [ ! -e "$passed" ] || { echo "== $name: passed before"; return 0; }
+  echo "== $name"
+  "$@" && mkdir -p "$out/passed/$build" && touch "$passed"
+}
 
-# Family by family; those that are done are left out when the stage is run again.
-sanitize() { # TOOL
-  local family status=0
-  command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer in PATH"; return 1; }
-  for family in adapter attention context_attention cross_entropy decoding elementwise embedding gemm \
-    gemm_operands head_norm norm_activation optimizers rope step_control; do
-    [ ! -e "$out/$1.$family.passed" ] || continue
-    echo "== $1: $family"
-    if CAPSTAN_TEST_SMALL=1 compute-sanitizer --tool "$1" --error-exitcode 9 \
-      build/cuda/test_cuda_kernels --source-file="*/$family.cpp"; then
-      touch "$out/$1.$family.passed"
-    else
+stage_tests() {
+  local test tests status=0
+  mapfile -t tests < <(ctest --test-dir build/cuda -L cuda -N | sed -nE 's/^ *Test +#[0-9]+: //p')
+  [ ${#tests[@]} -gt 0 ] || { echo "no tests with the label cuda"; return 1; }
+  for test in "${tests[@]}"; do
+    once "test.$test" ctest --test-dir build/cuda -R "^$test\$" --output-on-failure --no-tests=error ||
       status=1
-    fi
+  done
+  return "$status"
+}
+
+# Family by family: the sources of the tests in kernels/CMakeLists.txt, without workspace.cpp, whose cases
+# repeat the kernels of the others.
+sanitize() { # TOOL
+  local family families status=0 sanitizer
+  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  [ -x "$sanitizer" ] || { echo "no compute-sanitizer in PATH or /usr/local/cuda/bin"; return 1; }
+  mapfile -t families < <(sed -n '/^set(CUDA_KERNEL_TESTS/,/)/p' kernels/CMakeLists.txt |
+    grep -oE '[a-z0-9_]+\.cpp' | sed 's/\.cpp$//' | grep -vx workspace)
+  [ ${#families[@]} -gt 0 ] || { echo "no CUDA_KERNEL_TESTS in kernels/CMakeLists.txt"; return 1; }
+  for family in "${families[@]}"; do
+    once "$1.$family" env CAPSTAN_TEST_SMALL=1 CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool "$1" \
+      --error-exitcode 9 build/cuda/test_cuda_kernels --source-file="*/$family.cpp" || status=1
   done
   return "$status"
 }
@@ -125,12 +144,14 @@ small_moments=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dt
 stage_recipes() {
   local status=0 full=(llama3.1-8b "${one_gpu[@]}" "${small_moments[@]}" model.seq_length=4096
     train.micro_batch_size=1 train.global_batch_size=8 model.recompute_granularity=null)
-  throughput full-8b "${full[@]}" || status=1
-  throughput full-8b-fp8 "${full[@]}" mixed_precision=bf16_with_fp8_current_scaling_mixed || status=1
-  throughput lora-8b lora model=llama3-8b peft.random_base=true checkpoint.pretrained_checkpoint=null \
-    "${one_gpu[@]}" model.seq_length=4096 train.micro_batch_size=1 train.global_batch_size=8 || status=1
-  throughput full-0.5b qwen2.5-0.5b "${one_gpu[@]}" model.seq_length=1024 train.micro_batch_size=16 \
-    train.global_batch_size=64 || status=1
+  once full-8b throughput full-8b "${full[@]}" || status=1
+  once full-8b-fp8 throughput full-8b-fp8 "${full[@]}" \
+    mixed_precision=bf16_with_fp8_current_scaling_mixed || status=1
+  once lora-8b throughput lora-8b lora model=llama3-8b peft.random_base=true \
+    checkpoint.pretrained_checkpoint=null "${one_gpu[@]}" model.seq_length=4096 \
+    train.micro_batch_size=1 train.global_batch_size=8 || status=1
+  once full-0.5b throughput full-0.5b qwen2.5-0.5b "${one_gpu[@]}" model.seq_length=1024 \
+    train.micro_batch_size=16 train.global_batch_size=64 || status=1
   return "$status"
 }
 
@@ -143,7 +164,7 @@ for stage in "${stages[@]}"; do
   begun=$SECONDS
   echo "== $stage (at most $((limit / 60)) minutes), into $out/$stage.txt"
   # The script itself again, in a process group that the limit ends as a whole.
-  timeout "$limit" "$script" --inside "$stage" --out "$out" ${arch:+--arch "$arch"} >"$out/$stage.txt" 2>&1
+  timeout "$limit" "$script" --inside "$stage" --out "$out" ${arch:+--arch "$arch"} >>"$out/$stage.txt" 2>&1
   status=$?
   case $status in
     0) line="passed" ;;

@@ -46,7 +46,8 @@ check_cuda() {
   if [ ! -x "$nvcc" ]; then
     echo "install.sh: no nvcc in PATH or /usr/local/cuda/bin. Add NVIDIA's repository for this system" >&2
     echo "  (https://developer.nvidia.com/cuda-downloads), then install:" >&2
-    echo "  cuda-nvcc-13-0 cuda-cudart-dev-13-0 libcublas-dev-13-0 libnccl2 libnccl-dev" >&2
+    echo "  cuda-nvcc-13-0 cuda-cudart-dev-13-0 libcublas-dev-13-0 cuda-nvtx-13-0 libnccl2 libnccl-dev" >&2
+    echo "  and, for scripts/gpu_check.sh, cuda-sanitizer-13-0" >&2
     return 1
   fi
   root=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -65,7 +66,7 @@ check_cuda() {
     return 1
   }
   for part in "runtime cuda_runtime_api.h cuda-cudart-dev yes" "cuBLAS cublasLt.h libcublas-dev yes" \
-    "NCCL nccl.h libnccl-dev ranks"; do
+    "NVTX nvtx3/nvToolsExt.h cuda-nvtx yes" "NCCL nccl.h libnccl-dev ranks"; do
     read -r name header package needed <<<"$part"
     if place=$(has_header "$header"); then
       echo "install: $name: $place"

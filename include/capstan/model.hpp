@@ -76,9 +76,10 @@ class Model {
  public:
   // name: a checkpoint, a directory of checkpoints, or a run (which stands for its newest checkpoint that
   // verifies), a model of another program as `hf:DIR` (Hugging Face directory) or `gguf:FILE`.
-  // Every file is verified. Throws Error: not_found; format (also for a recipe that no longer resolves); io;
-  // config (an override); usage (adapters beside a checkpoint that holds its own); failed (adapters of other
-  // weights); unsupported; no_fit.
+  // Files of a checkpoint are verified against their hashes. Files of other programs have none; their
+  // structure and sizes are checked. Throws Error: not_found; format (also for a recipe that no longer
+  // resolves); io; config (an override); usage (adapters beside a checkpoint that holds its own); failed
+  // (adapters of other weights); unsupported; no_fit.
   static Model load(const std::string& name, const LoadOptions& options = {});
 
   // Newer checkpoints of the run that were passed over because they do not verify, with the reasons.

@@ -67,6 +67,8 @@ using Progress = std::function<void(Message kind, const std::string& text)>;
 //   usage                  it is resolved for another number of ranks; MPI is not running, or this thread
 //                          may not use it
 //   unsupported            the recipe asks for what this build cannot do; names each field
+//   no_fit                 a step needs more memory than this rank has, or than resilience.memory_limit
+//                          allows
 //   not_found, format, io  data, tokenizer or checkpoint, before anything large is allocated; writing the run
 //   failed                 the run exists and `resume` is not set, or another process works on it; a resume
 //                          whose recipe alters the numerics; a loss or gradient that is not finite

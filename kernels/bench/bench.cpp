@@ -18,9 +18,9 @@ namespace {
 using arguments::contiguous_heads;
 using arguments::packed_heads;
 
-// The shortest of as many runs as fit into `seconds`, at least two, because the first one has cold caches. A
-// device with queues takes its own times, of several runs one after another: the host's launches and waits
-// are not part of them unless they take longer than the kernels.
+// Returns the shortest of as many runs as fit into `seconds`; at least two, because the first one has cold
+// caches. On a device with queues, events time several runs in a row, so that the host's launches and waits
+// count only if they take longer than the kernels.
 template <class Run>
 double shortest(Device& device, double seconds, Run&& run) {
   if (device.is_meta()) return 1;
@@ -121,8 +121,8 @@ double measured_copy_gbps(Device& device) {
   return rate > 500 ? rate_of(256 << 20) : rate;
 }
 
-const std::vector<NamedGemm>& named_gemms() {
-  static const std::vector<NamedGemm> shapes{
+std::vector<NamedGemm> named_gemms(bool large_model) {
+  std::vector<NamedGemm> shapes{
       {"gpt2-124m qkv forward", false, true, 4096, 2304, 768},
       {"gpt2-124m qkv input gradient", false, false, 4096, 768, 2304},
       {"gpt2-124m qkv weight gradient", true, false, 2304, 768, 4096},
@@ -143,6 +143,16 @@ const std::vector<NamedGemm>& named_gemms() {
       {"quickstart head forward", false, true, 1024, 8192, 256},
       {"quickstart head weight gradient", true, false, 8192, 256, 1024},
   };
+  static constexpr NamedGemm kLarge[] = {
+      {"llama3-8b qkv forward", false, true, 8192, 6144, 4096},
+      {"llama3-8b qkv weight gradient", true, false, 6144, 4096, 8192},
+      {"llama3-8b mlp up forward", false, true, 8192, 28672, 4096},
+      {"llama3-8b mlp up input gradient", false, false, 8192, 4096, 28672},
+      {"llama3-8b mlp up weight gradient", true, false, 28672, 4096, 8192},
+      {"llama3-8b mlp down forward", false, true, 8192, 4096, 14336},
+      {"llama3-8b head forward (1024 tokens)", false, true, 1024, 128256, 4096},
+  };
+  if (large_model) shapes.insert(shapes.end(), std::begin(kLarge), std::end(kLarge));
   return shapes;
 }
 
@@ -158,21 +168,22 @@ struct BenchModel {
 
 class KernelBench {
  public:
-  KernelBench(Device& device, DType type, double gemm_gflops, double copy_gbps, double seconds,
-              const std::function<bool(std::string_view)>& wanted)
+  KernelBench(Device& device, const KernelBenchOptions& options)
       : device_(device),
-        type_(type),
-        gemm_gflops_(gemm_gflops),
-        copy_gbps_(copy_gbps),
-        seconds_(seconds),
-        wanted_(wanted) {}
+        options_(options),
+        attention_(options.attention),
+        activations_(options.activations),
+        bytes_(size_of(options.activations)) {}
 
   void run() {
-    for (const BenchModel& m : {BenchModel{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
-                                BenchModel{"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}}) {
+    std::vector<BenchModel> models{{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
+                                   {"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}};
+    if (options_.large_model) models.push_back({kLargeModel, 1, 8192, 8, 4, 128, 4096, 14336, 128256, true});
+    for (const BenchModel& m : models) {
       attention(m);
       norms(m);
       mlp(m);
+      experts(m);
       vocabulary(m);
       quantize(m);
     }
@@ -190,10 +201,10 @@ class KernelBench {
     a.batch = m.batch;
     a.seq = m.seq;
     a.scale = 1 / std::sqrt(static_cast<float>(m.head_dim));
-    const Tensor qkv = noise(device_, tokens * layout.row(), type_),
-                 out = Tensor::zeros(device_, {tokens * heads * m.head_dim}, type_),
-                 dout = noise(device_, tokens * heads * m.head_dim, type_),
-                 dqkv = Tensor::zeros(device_, {tokens * layout.row()}, type_),
+    const Tensor qkv = noise(device_, tokens * layout.row(), attention_),
+                 out = Tensor::zeros(device_, {tokens * heads * m.head_dim}, attention_),
+                 dout = noise(device_, tokens * heads * m.head_dim, attention_),
+                 dqkv = Tensor::zeros(device_, {tokens * layout.row()}, attention_),
                  lse = Tensor::zeros(device_, {m.batch * heads * m.seq}), none;
     const arguments::QkvHeads x = packed_heads(qkv, layout), dx = packed_heads(dqkv, layout);
     const arguments::Heads y = contiguous_heads(out, m.groups, m.heads_per_group, m.head_dim),
@@ -204,24 +215,24 @@ class KernelBench {
                         static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
     const Attention& kernel = *device_.table().attention;
     bound_by_gemms(prefix + "attention forward", 2 * gemm, [&] {
-      launch(device_, kernel.forward_workspace(a, type_, 0), kernel.forward, a, x.q, x.k, x.v, documents,
+      launch(device_, kernel.forward_workspace(a, attention_, 0), kernel.forward, a, x.q, x.k, x.v, documents,
              none, y, lse);
     });
     bound_by_gemms(prefix + "attention backward", 5 * gemm, [&] {
-      launch(device_, kernel.backward_workspace(a, type_, 0), kernel.backward, a, x.q, x.k, x.v, y, lse, dy,
-             documents, none, dx.q, dx.k, dx.v);
+      launch(device_, kernel.backward_workspace(a, attention_, 0), kernel.backward, a, x.q, x.k, x.v, y, lse,
+             dy, documents, none, dx.q, dx.k, dx.v);
     });
     // One token of each sequence after seq - 1 cached ones; reads the cache.
     AttentionShape step = a;
     step.seq = 1;
-    const Tensor k_cache = noise(device_, tokens * m.groups * m.head_dim, type_),
-                 v_cache = noise(device_, tokens * m.groups * m.head_dim, type_),
+    const Tensor k_cache = noise(device_, tokens * m.groups * m.head_dim, attention_),
+                 v_cache = noise(device_, tokens * m.groups * m.head_dim, attention_),
                  past = Tensor::from_host<int32_t>(device_, {1},
                                                    std::vector<int32_t>{static_cast<int32_t>(m.seq - 1)});
     bound_by_memory(prefix + "attention decode, one token",
-                    2 * size_of(type_) * tokens * m.groups * m.head_dim, [&] {
-                      launch(device_, kernel.decode_workspace(step, type_, m.seq), kernel.decode, step, x.q,
-                             x.k, x.v, k_cache, v_cache, past, m.seq, y);
+                    2 * size_of(attention_) * tokens * m.groups * m.head_dim, [&] {
+                      launch(device_, kernel.decode_workspace(step, attention_, m.seq), kernel.decode, step,
+                             x.q, x.k, x.v, k_cache, v_cache, past, m.seq, y);
                     });
     rope(m, layout);
   }
@@ -229,10 +240,12 @@ class KernelBench {
   void rope(const BenchModel& m, const QkvLayout& layout) {
     const std::string prefix = std::string(m.name) + " ";
     const int64_t tokens = m.tokens(), rotated = tokens * (layout.row() - m.groups * m.head_dim);
-    const Tensor qkv = noise(device_, tokens * layout.row()), angles = noise(device_, m.seq * m.head_dim / 2),
-                 q_out = Tensor::zeros(device_, {tokens * m.heads() * m.head_dim}),
-                 k_out = Tensor::zeros(device_, {tokens * m.groups * m.head_dim}),
-                 dqkv = noise(device_, tokens * layout.row()), gamma = noise(device_, m.head_dim),
+    const Tensor qkv = noise(device_, tokens * layout.row(), activations_),
+                 angles = noise(device_, m.seq * m.head_dim / 2),
+                 q_out = Tensor::zeros(device_, {tokens * m.heads() * m.head_dim}, activations_),
+                 k_out = Tensor::zeros(device_, {tokens * m.groups * m.head_dim}, activations_),
+                 dqkv = noise(device_, tokens * layout.row(), activations_),
+                 gamma = noise(device_, m.head_dim, activations_),
                  dgamma = Tensor::zeros(device_, {m.head_dim}), none;
     std::vector<int32_t> row_positions(static_cast<size_t>(tokens));
     for (size_t i = 0; i < row_positions.size(); ++i)
@@ -250,14 +263,14 @@ class KernelBench {
                     .head_dim = m.head_dim,
                     .rotary_dim = m.head_dim};
     const Rope& kernel = *device_.table().rope;
-    bound_by_memory(prefix + "rope", 8 * rotated, [&] {
+    bound_by_memory(prefix + "rope", 2 * bytes_ * rotated, [&] {
       launch(device_, kernel.forward, shape, x.q, x.k, table, arguments::QkNormWeights(), x.q, x.k);
     });
     shape.norm = QkNorm::rms;
     shape.eps = 1e-5f;
-    bound_by_memory(prefix + "qk norm + rope forward", 8 * rotated,
+    bound_by_memory(prefix + "qk norm + rope forward", 2 * bytes_ * rotated,
                     [&] { launch(device_, kernel.forward, shape, x.q, x.k, table, gammas, q, k); });
-    bound_by_memory(prefix + "qk norm + rope backward", 12 * rotated, [&] {
+    bound_by_memory(prefix + "qk norm + rope backward", 3 * bytes_ * rotated, [&] {
       launch(device_, kernel.backward_workspace(shape, true), kernel.backward, shape, dx.q, dx.k, x.q, x.k,
              table, gammas, dx.q, dx.k, dgammas);
     });
@@ -266,24 +279,25 @@ class KernelBench {
   void norms(const BenchModel& m) {
     const std::string prefix = std::string(m.name) + " ";
     const int64_t tokens = m.tokens(), n = m.tokens() * m.width;
-    const Tensor x = noise(device_, n), y = Tensor::zeros(device_, {n}), z = noise(device_, n),
-                 gamma = noise(device_, m.width), mean = Tensor::zeros(device_, {tokens}),
-                 rstd = Tensor::zeros(device_, {tokens}), dgamma = Tensor::zeros(device_, {m.width}), none;
+    const Tensor x = noise(device_, n, activations_), y = Tensor::zeros(device_, {n}, activations_),
+                 z = noise(device_, n, activations_), gamma = noise(device_, m.width, activations_),
+                 mean = Tensor::zeros(device_, {tokens}), rstd = Tensor::zeros(device_, {tokens}),
+                 dgamma = Tensor::zeros(device_, {m.width}), none;
     const NormRows rows{tokens, m.width, 1, 0, m.width};
     const Norm& kernel = *device_.table().norm;
-    bound_by_memory(prefix + "norm forward", 8 * n, [&] {
+    bound_by_memory(prefix + "norm forward", 2 * bytes_ * n, [&] {
       launch(device_, kernel.forward_workspace(rows), kernel.forward, false, rows, x, none, none, gamma, 0.0f,
              gamma, 1e-5f, y, mean, rstd, QuantizedOutputTensors());
     });
-    bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
+    bound_by_memory(prefix + "residual + norm forward", 4 * bytes_ * n, [&] {
       launch(device_, kernel.forward_workspace(rows), kernel.forward, true, rows, x, z, x, gamma, 0.0f, none,
              1e-5f, y, none, rstd, QuantizedOutputTensors());
     });
-    bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
+    bound_by_memory(prefix + "norm backward, accumulated", 4 * bytes_ * n, [&] {
       launch(device_, kernel.backward_workspace(rows, true), kernel.backward, false, rows, z, x, gamma, 0.0f,
              mean, rstd, y, true, dgamma, dgamma);
     });
-    bound_by_memory(prefix + "bias + residual", 12 * n, [&] {
+    bound_by_memory(prefix + "bias + residual", 3 * bytes_ * n, [&] {
       const Elementwise& elementwise = *device_.table().elementwise;
       launch(device_, elementwise.bias_dropout_add_workspace(true, m.width), elementwise.bias_dropout_add, x,
              gamma, z, y, tokens, m.width, 0.0f, PhiloxKey{1, 2}, none);
@@ -295,19 +309,93 @@ class KernelBench {
     const int64_t tokens = m.tokens();
     const int64_t wide = tokens * m.inner, in = m.gated ? 2 * wide : wide;
     const auto kind = m.gated ? ActivationKind::silu : ActivationKind::gelu_tanh;
-    const Tensor x = noise(device_, in), y = noise(device_, wide), dx = Tensor::zeros(device_, {in}), none;
-    bound_by_memory(prefix + (m.gated ? "swiglu forward" : "gelu forward"), 4 * (in + wide), [&] {
+    const Tensor x = noise(device_, in, activations_), y = noise(device_, wide, activations_),
+                 dx = Tensor::zeros(device_, {in}, activations_), none;
+    bound_by_memory(prefix + (m.gated ? "swiglu forward" : "gelu forward"), bytes_ * (in + wide), [&] {
       launch(device_, device_.table().activation->forward, kind, m.gated, x, none, y, tokens, m.inner,
              QuantizedOutputTensors());
     });
-    bound_by_memory(prefix + (m.gated ? "swiglu backward" : "gelu backward"), 4 * (2 * in + wide), [&] {
+    bound_by_memory(prefix + (m.gated ? "swiglu backward" : "gelu backward"), bytes_ * (2 * in + wide), [&] {
       launch(device_, device_.table().activation->backward, kind, m.gated, y, x, none, dx, tokens, m.inner);
     });
     const Tensor sums = Tensor::zeros(device_, {m.inner});
-    bound_by_memory(prefix + "column sum", 4 * wide, [&] {
+    bound_by_memory(prefix + "column sum", bytes_ * wide, [&] {
       const Gemm& gemm = *device_.table().gemm;
       launch(device_, gemm.column_sum_workspace(tokens, m.inner), gemm.column_sum, y, sums, tokens, m.inner,
              m.inner, true);
+    });
+  }
+
+  // Eight experts of half the width, two for each token: as many FLOPs as the MLP. The loads are unequal.
+  void experts(const BenchModel& m) {
+    const std::string prefix = std::string(m.name) + " experts";
+    constexpr int64_t kExperts = 8, kTopk = 2;
+    const int64_t tokens = m.tokens(), rows = tokens * kTopk, inner = m.inner / 2;
+    if (!wanted_any(prefix)) return;
+    std::vector<int32_t> random;
+    for (uint32_t state = 1; static_cast<int64_t>(random.size()) < rows;) {
+      state = state * 1664525u + 1013904223u;
+      // The smaller of two draws: lower experts have more tokens.
+      const auto first = static_cast<int32_t>(std::min(state >> 29, state >> 25 & 7u));
+      random.insert(random.end(), {first, static_cast<int32_t>((first + 1 + (state >> 20 & 3)) % kExperts)});
+    }
+    const Tensor choices = Tensor::from_host<int32_t>(device_, {rows}, random), none,
+                 numbers = Tensor::zeros(device_, {1 + 2 * kExperts}, DType::i64),
+                 row_of_slot = Tensor::zeros(device_, {rows}, DType::i32),
+                 slot_of_row = Tensor::zeros(device_, {rows}, DType::i32);
+    const PermutationShape shape{.tokens = tokens, .topk = kTopk, .experts = kExperts};
+    const ExpertPermutation& kernel = *device_.table().expert_permutation;
+    const auto plan = [&] {
+      launch(device_, kernel.plan_workspace(shape), kernel.plan, shape, choices, none, numbers, row_of_slot,
+             slot_of_row);
+    };
+    plan();
+    bound_by_memory(prefix + ": plan", 12 * rows, plan);
+    const Tensor x = noise(device_, tokens * m.width, activations_),
+                 y = noise(device_, rows * m.width, activations_), weights = noise(device_, rows);
+    bound_by_memory(prefix + ": permute", 2 * bytes_ * rows * m.width,
+                    [&] { launch(device_, kernel.permute, x, slot_of_row, none, y, rows, kTopk, m.width); });
+    bound_by_memory(prefix + ": unpermute", bytes_ * (rows + tokens) * m.width, [&] {
+      launch(device_, kernel.unpermute, y, row_of_slot, weights, x, tokens, kTopk, m.width);
+    });
+    expert_gemms(prefix, numbers.flat_range(1, kExperts, {kExperts}), rows, inner, m.width);
+  }
+
+  // The up projection of experts, and one dense GEMM of as many FLOPs.
+  void expert_gemms(const std::string& prefix, const Tensor& sizes, int64_t rows, int64_t out, int64_t in) {
+    const int64_t count = sizes.elements();
+    const Tensor x = noise(device_, rows * in, attention_), w = noise(device_, count * out * in, attention_),
+                 y = noise(device_, rows * out, attention_),
+                 gradient = Tensor::zeros(device_, {count * out * in}), none;
+    const Gemm& gemm = *device_.table().gemm;
+    const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(out) * static_cast<double>(in);
+    const GemmShape forward{.trans_b = true,
+                            .m = rows,
+                            .n = out,
+                            .k = in,
+                            .lda = in,
+                            .ldb = in,
+                            .ldc = out,
+                            .stride_b = out * in};
+    bound_by_gemms(prefix + ": grouped gemm forward", flops, [&] {
+      launch(device_, gemm.run_grouped_workspace(forward, GemmGroups::m, count, attention_), gemm.run_grouped,
+             forward, GemmGroups::m, sizes, count, x, w, y, 1.0f, 0.0f, none);
+    });
+    bound_by_gemms(prefix + ": dense gemm of as many rows", flops, [&] {
+      launch(device_, gemm.run_workspace(forward, {attention_, attention_, attention_}, 1, 0, false),
+             gemm.run, forward, x, w, y, 1.0f, 0.0f, GemmEpilogueTensors{});
+    });
+    const GemmShape backward{.trans_a = true,
+                             .m = out,
+                             .n = in,
+                             .k = rows,
+                             .lda = out,
+                             .ldb = in,
+                             .ldc = in,
+                             .stride_c = out * in};
+    bound_by_gemms(prefix + ": grouped gemm weight gradient", flops, [&] {
+      launch(device_, gemm.run_grouped_workspace(backward, GemmGroups::k, count, DType::f32),
+             gemm.run_grouped, backward, GemmGroups::k, sizes, count, y, x, gradient, 1.0f, 1.0f, none);
     });
   }
 
@@ -344,16 +432,24 @@ class KernelBench {
                    logits, rows, m.vocabulary, m.vocabulary, position, next);
           });
     }
-    const Tensor wte = noise(device_, m.vocabulary * m.width),
-                 ids = Tensor::zeros(device_, {tokens}, DType::i32), out_rows = noise(device_, n);
-    bound_by_memory(prefix + "embedding forward", 8 * n, [&] {
+    if (!wanted(prefix + "embedding")) return;
+    const Tensor wte = noise(device_, m.vocabulary * m.width, activations_),
+                 out_rows = noise(device_, n, activations_),
+                 gradient = Tensor::zeros(device_, {m.vocabulary * m.width});
+    std::vector<int32_t> random(static_cast<size_t>(tokens));
+    for (uint32_t state = 1; int32_t & id : random) {
+      state = state * 1664525u + 1013904223u;
+      id = static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(m.vocabulary));
+    }
+    const Tensor ids = Tensor::from_host<int32_t>(device_, {tokens}, random);
+    bound_by_memory(prefix + "embedding forward", 2 * bytes_ * n, [&] {
       launch(device_, device_.table().embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0,
              m.vocabulary);
     });
-    bound_by_memory(prefix + "embedding backward", 12 * n, [&] {
+    bound_by_memory(prefix + "embedding backward", (bytes_ + 8) * n, [&] {
       const kernels::Embedding& kernel = *device_.table().embedding;
       launch(device_, kernel.backward_workspace(tokens, m.width, m.vocabulary), kernel.backward, out_rows,
-             ids, wte, tokens, m.width, 0, m.vocabulary);
+             ids, gradient, tokens, m.width, 0, m.vocabulary);
     });
   }
 
@@ -366,16 +462,18 @@ class KernelBench {
       x.scale = Tensor::zeros(device_, {rows * cols}, DType::f8e8m0);
       return x;
     };
-    const Tensor x = noise(device_, rows * cols), scale = Tensor::from_host<float>(device_, {2}, kOnes), none;
+    const Tensor x = noise(device_, rows * cols, activations_),
+                 scale = Tensor::from_host<float>(device_, {2}, kOnes), none;
     for (const auto& [name, layout] :
          {std::pair("fp8", ScaleLayout::tensor), {"mxfp8", ScaleLayout::block_1x32}}) {
       const GemmOperand along = codes(layout), across = codes(layout);
       const QuantizeFormat format{DType::f8e4m3, layout};
-      bound_by_memory(
-          std::string(m.name) + " quantize to " + name + ", and its transpose", 6 * rows * cols, [&] {
-            launch(device_, device_.table().quantize->quantize, format, QuantizeShape{rows, cols, cols}, x,
-                   scale, along, scale, across, none, RoundingPosition{});
-          });
+      bound_by_memory(std::string(m.name) + " quantize to " + name + ", and its transpose",
+                      (bytes_ + 2) * rows * cols, [&] {
+                        launch(device_, device_.table().quantize->quantize, format,
+                               QuantizeShape{rows, cols, cols}, x, scale, along, scale, across, none,
+                               RoundingPosition{});
+                      });
     }
   }
 
@@ -419,32 +517,41 @@ class KernelBench {
 
  private:
   static constexpr float kOnes[] = {1, 1};
+  // Whether a kernel whose name begins so is wanted, before its arrays are made.
+  bool wanted(const std::string& prefix) const {
+    return options_.wanted(prefix + " forward") || options_.wanted(prefix + " backward");
+  }
+  bool wanted_any(const std::string& experts) const {
+    for (const char* kernel : {"plan", "permute", "unpermute", "grouped gemm forward",
+                               "dense gemm of as many rows", "grouped gemm weight gradient"})
+      if (options_.wanted(experts + ": " + kernel)) return true;
+    return false;
+  }
   template <class Run>
   void bound_by_memory(std::string name, int64_t bytes, Run&& run) {
-    if (!wanted_(name)) return;
-    const double rate = static_cast<double>(bytes) / shortest(device_, seconds_, run) * 1e-9;
-    rates_.push_back({std::move(name), Peak::copy, rate, rate / copy_gbps_});
+    if (!options_.wanted(name)) return;
+    const double rate = static_cast<double>(bytes) / shortest(device_, options_.seconds, run) * 1e-9;
+    rates_.push_back({std::move(name), Peak::copy, rate, rate / options_.copy_gbps});
   }
   template <class Run>
   void bound_by_gemms(std::string name, double flops, Run&& run) {
-    if (!wanted_(name)) return;
-    const double rate = flops / shortest(device_, seconds_, run) * 1e-9;
-    rates_.push_back({std::move(name), Peak::gemm, rate, rate / gemm_gflops_});
+    if (!options_.wanted(name)) return;
+    const double rate = flops / shortest(device_, options_.seconds, run) * 1e-9;
+    rates_.push_back({std::move(name), Peak::gemm, rate, rate / options_.gemm_gflops});
   }
 
   Device& device_;
-  // Data type of the attention kernels.
-  const DType type_;
-  double gemm_gflops_, copy_gbps_, seconds_;
-  const std::function<bool(std::string_view)>& wanted_;
+  const KernelBenchOptions& options_;
+  // Data types of attention, and of the activations and weights of the other kernels with its bytes.
+  const DType attention_, activations_;
+  const int64_t bytes_;
   std::vector<KernelRate> rates_;
 };
 
 }  // namespace
 
-std::vector<KernelRate> measure_kernels(Device& device, DType type, double gemm_gflops, double copy_gbps,
-                                        double seconds, const std::function<bool(std::string_view)>& wanted) {
-  KernelBench bench(device, type, gemm_gflops, copy_gbps, seconds, wanted);
+std::vector<KernelRate> measure_kernels(Device& device, const KernelBenchOptions& options) {
+  KernelBench bench(device, options);
   bench.run();
   return bench.take();
 }
@@ -452,8 +559,8 @@ std::vector<KernelRate> measure_kernels(Device& device, DType type, double gemm_
 std::vector<std::string> kernel_names() {
   const auto device = make_meta_device(cpu_table());
   std::vector<std::string> names;
-  for (const NamedGemm& shape : named_gemms()) names.emplace_back(shape.name);
-  for (KernelRate& kernel : measure_kernels(*device, DType::f32, 1, 1, 0))
+  for (const NamedGemm& shape : named_gemms(true)) names.emplace_back(shape.name);
+  for (KernelRate& kernel : measure_kernels(*device, {.seconds = 0, .large_model = true}))
     names.push_back(std::move(kernel.name));
   return names;
 }

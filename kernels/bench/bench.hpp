@@ -15,8 +15,8 @@ namespace capstan::kernels {
 // The type in which the CPU's kernels multiply operands of type `compute`: fp32 where they are widened.
 DType cpu_gemm_type(DType compute);
 
-// Time of `work` on the device, which it ends: between two events of the compute queue where the device has
-// queues.
+// Runs `work`, waits until the device has done it, and returns its time in seconds. On a device with queues
+// this is the time between two events of the compute queue.
 double seconds_on(Device& device, const std::function<void()>& work);
 
 // Whether this is the GEMM throughput of an accelerator, which needs larger GEMMs for its peak.
@@ -40,13 +40,26 @@ struct KernelRate {
   double rate = 0;
   double fraction_of_peak = 0;
 };
-// One row for each kernel whose name is `wanted`, at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and
-// the `quickstart` recipe. Causal attention counts half of the square; it computes in
-// `type`, whose GEMM throughput is gemm_gflops, all others in fp32. Each takes about `seconds`.
-std::vector<KernelRate> measure_kernels(
-    Device& device, DType type, double gemm_gflops, double copy_gbps, double seconds = 0.3,
-    const std::function<bool(std::string_view)>& wanted = [](std::string_view) { return true; });
-// Names of the kernels that measure_kernels() knows, without running them.
+// The measurements of measure_kernels(), and the peaks that they are compared with.
+struct KernelBenchOptions {
+  // The type of attention, whose GEMM throughput is gemm_gflops.
+  DType attention = DType::f32;
+  // The type of activations in the other kernels. Those of the optimizer and of the logits are fp32.
+  DType activations = DType::f32;
+  double gemm_gflops = 1, copy_gbps = 1;
+  // Measuring time of each kernel, roughly.
+  double seconds = 0.3;
+  // Also the shapes of kLargeModel, whose arrays do not fit into the cache of a GPU: several GB.
+  bool large_model = false;
+  // Selects kernels by their names.
+  std::function<bool(std::string_view)> wanted = [](std::string_view) { return true; };
+};
+// The shapes of Llama 3 8B at 1 x 8192 tokens.
+inline constexpr const char* kLargeModel = "llama3-8b";
+// One row for each kernel that is wanted, at the shapes of a model: GPT-2 124M at 4 x 1024 tokens, the
+// `quickstart` recipe, and the large model. Causal attention counts half of the square.
+std::vector<KernelRate> measure_kernels(Device& device, const KernelBenchOptions& options);
+// Names of the kernels that measure_kernels() and the GEMMs have, those of the large model included.
 std::vector<std::string> kernel_names();
 
 struct NamedGemm {
@@ -55,8 +68,8 @@ struct NamedGemm {
   int64_t m, n, k;
 };
 inline constexpr NamedGemm kAcceleratorGemm{"", false, true, 8192, 8192, 8192};
-// The GEMMs of a training step of the two models: forward, input gradient, weight gradient.
-const std::vector<NamedGemm>& named_gemms();
+// The GEMMs of a training step of these models: forward, input gradient, weight gradient.
+std::vector<NamedGemm> named_gemms(bool large_model = false);
 double gemm_gflops(Device& device, const NamedGemm& shape, DType dtype, double seconds);
 
 // The same fp32 GEMM by oneDNN on this host with as many threads, for comparison.

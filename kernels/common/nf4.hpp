@@ -30,23 +30,24 @@ inline constexpr float kNf4Values[16] = {
     1.0f,
 };
 
-// As a value, which a kernel can index.
+// A copy of kNf4Values that device code can index.
 constexpr std::array<float, 16> nf4_values() {
   std::array<float, 16> values{};
   for (size_t i = 0; i < values.size(); ++i) values[i] = kNf4Values[i];
   return values;
 }
 
-// x / scale lies above the i-th limit for codes above i: the middles between neighboring values, in fp32.
+// Thresholds: x / scale above limits[i] gets a code above i. They are the midpoints of neighboring values, in
+// fp32.
 constexpr std::array<float, 15> nf4_limits() {
   std::array<float, 15> limits{};
   for (size_t i = 0; i < limits.size(); ++i) limits[i] = (kNf4Values[i] + kNf4Values[i + 1]) / 2;
   return limits;
 }
 
-// The 8-bit type of scales that are quantized in turn (Dettmers et al. 2022, "dynamic"): by the decade below
-// 1 the middles of even steps, twice as many in the next. Ascending, as the reference implementation computes
-// them in fp32.
+// Values of the dynamic 8-bit type (Dettmers et al. 2022) in which double quantization stores scales. Each
+// decade below 1 holds the midpoints of equal intervals, twice as many as the decade below it. Ascending;
+// rounded to fp32 as in the reference implementation.
 constexpr std::array<float, 256> nf4_scale_map() {
   constexpr float kDecades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
   std::array<float, 256> map{};

@@ -79,7 +79,7 @@ struct SquaredRelu {
 WorkspaceSize bias_workspace(bool gated, bool bias, int64_t cols) {
   return {bias ? static_cast<size_t>(gated ? 2 * cols : cols) * sizeof(float) : 0, 0};
 }
-HWY_INLINE const float* wide_bias(const LaunchWorkspace& workspace, In bias, int64_t n) {
+HWY_INLINE const float* wide_bias(const WorkspaceParts& workspace, In bias, int64_t n) {
   if (!bias) return nullptr;
   auto* wide = workspace.shared<float>();
   widen(bias, wide, n);
@@ -87,19 +87,20 @@ HWY_INLINE const float* wide_bias(const LaunchWorkspace& workspace, In bias, int
 }
 
 // Columns of one row: `at` is its first element. Held by value, so that stores do not make the loop read
-// pointers again.
-template <class T, bool kBias>
+// pointers again. Whether there is a bias is a branch and no template parameter: the loops wait for memory,
+// and each copy of them takes seconds to compile.
+template <class T>
 struct Row {
   Array<T> x;
   int64_t at;
   const float* bias;
   HWY_INLINE VF operator()(int64_t i) const {
-    if constexpr (kBias) return hn::Add(x.at(at + i), load(bias + i));
-    return x.at(at + i);
+    const VF v = x.at(at + i);
+    return bias ? hn::Add(v, load(bias + i)) : v;
   }
   HWY_INLINE VF operator()(int64_t i, int64_t n) const {
-    if constexpr (kBias) return hn::Add(x.part(at + i, n), load_part(bias + i, n));
-    return x.part(at + i, n);
+    const VF v = x.part(at + i, n);
+    return bias ? hn::Add(v, load_part(bias + i, n)) : v;
   }
 };
 
@@ -114,26 +115,15 @@ HWY_INLINE void for_row(int64_t cols, Full&& body, Rows... rows) {
     body([&](auto y, int64_t at, VF v) HWY_ATTR { y.put_part(at + i, v, cols - i); }, rows(i, cols - i)...);
 }
 
-// body(type, has bias) with T{} and std::bool_constant.
-template <class Body>
-HWY_INLINE void by_type_and_bias(std::initializer_list<In> arrays, bool bias, Body&& body) {
-  by_type(arrays, [&](auto type) HWY_ATTR {
-    if (bias)
-      body(type, std::true_type());
-    else
-      body(type, std::false_type());
-  });
-}
-
 template <class F>
 void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t rows, int64_t cols,
                 const QuantizedOutput& quantized) {
-  const LaunchWorkspace workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
+  const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
   if (!workspace) return;
   const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
-  by_type_and_bias({x_in, y_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
+  by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
-    using From = Row<T, decltype(biased)::value>;
+    using From = Row<T>;
     const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
     const float* up_bias = bias ? bias + cols : nullptr;
     const int64_t block = quantized ? kQuantizedRows : rows_per_block(cols);
@@ -157,17 +147,17 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
 template <class F>
 void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_out, int64_t rows,
                  int64_t cols) {
-  const LaunchWorkspace workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
+  const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
   if (!workspace) return;
   const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
-  by_type_and_bias({x_in, dy_in, dx_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
+  by_type({x_in, dy_in, dx_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
-    using From = Row<T, decltype(biased)::value>;
+    using From = Row<T>;
     const auto x = array_of<T>(x_in), dy = array_of<T>(dy_in), dx = array_of<T>(dx_out);
     const float* up_bias = bias ? bias + cols : nullptr;
     parallel_blocks(c, rows, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
-        const Row<T, false> d{dy, r * cols, nullptr};
+        const Row<T> d{dy, r * cols, nullptr};
         if (!gated) {
           for_row(
               cols,
@@ -225,9 +215,144 @@ void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias,
   }
 }
 
+// ---- experts
+
+// f(slope x) / slope.
+template <class F>
+struct SlopedFunction {
+  VF slope, inverse;
+  HWY_INLINE explicit SlopedFunction(float by) : slope(splat(by)), inverse(splat(1.0f / by)) {}
+  HWY_INLINE VF value(VF x) const { return hn::Mul(F::value(hn::Mul(x, slope)), inverse); }
+  HWY_INLINE VF both(VF x, VF& derivative) const {
+    return hn::Mul(F::both(hn::Mul(x, slope), derivative), inverse);
+  }
+};
+
+// The gate and up of a vector within their limits, and where these pass a gradient.
+struct LimitedGate {
+  VF gate, up;
+  hn::Mask<DF> gate_passes, up_passes;
+  HWY_INLINE LimitedGate(const ExpertActivation& e, VF of_gate, VF of_up) : gate(of_gate), up(of_up) {
+    const VF limit = splat(e.limit > 0 ? e.limit : INFINITY), lower = hn::Neg(limit);
+    gate_passes = hn::Not(hn::Gt(gate, limit));
+    up_passes = hn::Not(hn::Gt(hn::Abs(up), limit));
+    gate = hn::IfThenElse(gate_passes, gate, limit);
+    up = hn::IfThenElse(hn::Gt(up, limit), limit, hn::IfThenElse(hn::Lt(up, lower), lower, up));
+    up = hn::Add(up, splat(e.up_offset));
+  }
+};
+
+template <class F>
+void expert_forward_as(Context& c, const ExpertActivation& e, In x_in, const float* weights,
+                       const int64_t* rows_used, Out y_out, int64_t rows, int64_t cols) {
+  by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    using From = Row<T>;
+    const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
+    const int64_t used = std::min(rows, *rows_used);
+    parallel_blocks(c, used, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
+      const SlopedFunction<F> f(e.slope);
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t to = r * cols;
+        const VF weight = splat(weights ? weights[r] : 1.0f);
+        if (!e.gated) {
+          for_row(
+              cols, [=](auto put, VF v) HWY_ATTR { put(y, to, hn::Mul(f.value(v), weight)); },
+              From{x, to, nullptr});
+        } else {
+          for_row(
+              cols,
+              [=](auto put, VF gate, VF up) HWY_ATTR {
+                const LimitedGate g(e, gate, up);
+                put(y, to, hn::Mul(hn::Mul(f.value(g.gate), g.up), weight));
+              },
+              From{x, 2 * to, nullptr}, From{x, 2 * to + cols, nullptr});
+        }
+      }
+    });
+  });
+}
+
+template <class F>
+void expert_backward_as(Context& c, const ExpertActivation& e, In dy_in, In x_in, const float* weights,
+                        const int64_t* rows_used, Out dx_out, float* dweights, int64_t rows, int64_t cols) {
+  by_type({x_in, dy_in, dx_out}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    using From = Row<T>;
+    const auto x = array_of<T>(x_in), dy = array_of<T>(dy_in), dx = array_of<T>(dx_out);
+    const int64_t used = std::min(rows, *rows_used);
+    parallel_blocks(c, used, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
+      const SlopedFunction<F> f(e.slope);
+      for (int64_t r = begin; r < end; ++r) {
+        const From d{dy, r * cols, nullptr};
+        const VF weight = splat(weights ? weights[r] : 1.0f);
+        // dy · y without the weight.
+        VF product = hn::Zero(DF());
+        VF* const sum = &product;
+        if (!e.gated) {
+          for_row(
+              cols,
+              [=](auto put, VF v, VF gradient) HWY_ATTR {
+                VF derivative;
+                *sum = hn::MulAdd(f.both(v, derivative), gradient, *sum);
+                put(dx, r * cols, hn::Mul(hn::Mul(gradient, weight), derivative));
+              },
+              From{x, r * cols, nullptr}, d);
+        } else {
+          const int64_t gate_at = r * 2 * cols, up_at = gate_at + cols;
+          for_row(
+              cols,
+              [=](auto put, VF gate, VF up, VF gradient) HWY_ATTR {
+                const LimitedGate g(e, gate, up);
+                VF derivative;
+                const VF value = f.both(g.gate, derivative), scaled = hn::Mul(gradient, weight);
+                *sum = hn::MulAdd(hn::Mul(value, g.up), gradient, *sum);
+                put(dx, gate_at,
+                    hn::IfThenElseZero(g.gate_passes, hn::Mul(hn::Mul(scaled, g.up), derivative)));
+                put(dx, up_at, hn::IfThenElseZero(g.up_passes, hn::Mul(scaled, value)));
+              },
+              From{x, gate_at, nullptr}, From{x, up_at, nullptr}, d);
+        }
+        if (dweights) dweights[r] = sum_lanes(product);
+      }
+    });
+  });
+}
+
+// body(F{}) with the function of `kind`.
+template <class Body>
+HWY_INLINE void by_kind(ActivationKind kind, Body&& body) {
+  switch (kind) {
+    case ActivationKind::gelu:
+      return body(Gelu());
+    case ActivationKind::gelu_tanh:
+      return body(GeluTanh());
+    case ActivationKind::silu:
+      return body(Silu());
+    case ActivationKind::relu:
+      return body(Relu());
+    case ActivationKind::squared_relu:
+      return body(SquaredRelu());
+  }
+}
+void expert_forward(Context& c, ExpertActivation e, In x, const float* weights, const int64_t* rows_used,
+                    Out y, int64_t rows, int64_t cols) {
+  by_kind(e.kind, [&](auto function) HWY_ATTR {
+    expert_forward_as<decltype(function)>(c, e, x, weights, rows_used, y, rows, cols);
+  });
+}
+void expert_backward(Context& c, ExpertActivation e, In dy, In x, const float* weights,
+                     const int64_t* rows_used, Out dx, float* dweights, int64_t rows, int64_t cols) {
+  by_kind(e.kind, [&](auto function) HWY_ATTR {
+    expert_backward_as<decltype(function)>(c, e, dy, x, weights, rows_used, dx, dweights, rows, cols);
+  });
+}
+
 Activation activation_family() {
   return {.forward = forward,
           .backward = backward,
+          .expert_forward = expert_forward,
+          .expert_backward = expert_backward,
           .forward_workspace = bias_workspace,
           .backward_workspace = bias_workspace};
 }

@@ -48,7 +48,7 @@ WorkspaceSize row_lengths_workspace(int64_t rank) {
 }
 void row_lengths(Context& c, In w, const float* p, In b, const float* g, float s, float* n2, int64_t out,
                  int64_t in, int64_t rank) {
-  const LaunchWorkspace workspace(c, row_lengths_workspace(rank));
+  const WorkspaceParts workspace(c, row_lengths_workspace(rank));
   if (!workspace) return;
   by_type({w}, [&](auto type) HWY_ATTR {
     const auto rows = array_of<decltype(type)>(w);
@@ -75,7 +75,7 @@ WorkspaceSize scale_columns_workspace(int64_t columns) {
   return {static_cast<size_t>(columns) * sizeof(float), 0};
 }
 void scale_columns(Context& c, In u, In m, const float* n2, Out y, int64_t rows, int64_t columns) {
-  const LaunchWorkspace workspace(c, scale_columns_workspace(columns));
+  const WorkspaceParts workspace(c, scale_columns_workspace(columns));
   if (!workspace) return;
   auto* factors = workspace.shared<float>();
   widen(m, factors, columns);
@@ -101,7 +101,7 @@ WorkspaceSize magnitude_gradient_workspace() {
   return {0, kColumns * (sizeof(float) + sizeof(double))};
 }
 void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int64_t rows, int64_t columns) {
-  const LaunchWorkspace workspace(c, magnitude_gradient_workspace());
+  const WorkspaceParts workspace(c, magnitude_gradient_workspace());
   if (!workspace) return;
   by_type({dy, u}, [&](auto type) HWY_ATTR {
     using T = decltype(type);

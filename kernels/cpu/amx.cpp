@@ -173,7 +173,7 @@ WorkspaceSize amx_workspace(const GemmShape& s, DType out) {
 void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float beta) {
   const Plan p(s);
   const AmxWorkspace sizes(s, p, out.dtype);
-  const LaunchWorkspace workspace(c, sizes.need());
+  const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
   const bf16 *a = a_in.as<bf16>(), *b = b_in.as<bf16>();
   auto* packed_b = workspace.shared<bf16>();

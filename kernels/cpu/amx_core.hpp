@@ -140,8 +140,8 @@ CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t 
 CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t k,
                              bf16* to, int64_t stride) {
   const int64_t panels = ceil_div(n, kPanel), steps = steps_of(k);
-  for (int64_t turn = 0; turn < panels * steps; ++turn) {
-    const int64_t i = k_inside ? turn / steps : turn % panels, s = k_inside ? turn % steps : turn / panels;
+  for (int64_t j = 0; j < panels * steps; ++j) {
+    const int64_t i = k_inside ? j / steps : j % panels, s = k_inside ? j % steps : j / panels;
     const bf16* at = from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel);
     const int64_t width = std::min(kPanel, n - i * kPanel), depth = std::min(kDepth, k - s * kDepth);
     bf16* step = to + i * stride + s * kStepValues;

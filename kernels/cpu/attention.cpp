@@ -65,7 +65,7 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
   const int64_t heads = a.heads(), groups = a.groups, per_group = a.heads_per_group, seq = a.seq;
   const HeadDims d(a);
   const KeyPanels<Gemms> panels(a);
-  const LaunchWorkspace workspace(c, forward_workspace_of<Gemms>(a));
+  const WorkspaceParts workspace(c, forward_workspace_of<Gemms>(a));
   if (!workspace) return;
   auto* packed = workspace.shared<Value>();
 
@@ -78,8 +78,8 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
     Gemms::pack_depth(Rows::of(v, token, group), first, n, seq, d.v, to + panels.values);
   });
 
-  // Neighboring tiles share keys and values. Later blocks see more keys and run first, so that the last tiles
-  // are short.
+  // Neighboring tiles share keys and values. Later blocks attend to more keys and run first, so that the last
+  // tiles are short.
   const int64_t blocks = ceil_div(seq, Gemms::kQueries);
   c.pool->parallel_for(a.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
@@ -129,7 +129,7 @@ template <class Gemms>
 void backward_with(Context& c, const AttentionShape& a, const BackwardArrays& x) {
   const int64_t heads = a.heads(), per_group = a.heads_per_group, seq = a.seq;
   const HeadDims d(a);
-  const LaunchWorkspace workspace(c, backward_workspace_of<Gemms>(a));
+  const WorkspaceParts workspace(c, backward_workspace_of<Gemms>(a));
   if (!workspace) return;
 
   c.pool->parallel_for(a.batch * a.groups, [&](int64_t tile, int worker) HWY_ATTR {
@@ -260,7 +260,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
   const int64_t groups = a.groups, keys = past + a.seq;
   const HeadDims d(a);
   const bool few = decodes_few(a);
-  const LaunchWorkspace workspace(c, decode_workspace_of<Gemms>(a, capacity));
+  const WorkspaceParts workspace(c, decode_workspace_of<Gemms>(a, capacity));
   if (!workspace) return;
   // One tile per group appends the new keys and values and then attends to them.
   c.pool->parallel_for(a.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {

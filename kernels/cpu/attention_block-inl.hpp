@@ -173,12 +173,12 @@ struct Block {
 //   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; multiple to which a row of scores is padded
 //   pack_columns          X^T for scores: columns are rows of X, depth is d
 //   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
-//   pack_other            X for weighted_columns
+//   pack_query_rows       X for weighted_columns: rows of queries or of dO
 //   scores                scores[nq, kKeys] = X Y^T for visible pairs; others are not written
 //   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. S has the width of the
-//                         block, and zeros for keys that the query does not see. `weights`: S holds
+//                         block, and zeros for keys that the query does not attend to. `weights`: S holds
 //                         probabilities, or their gradients
-//   weighted_columns      sums += S^T X for the block's keys; X: pack_other of all `queries`
+//   weighted_columns      sums += S^T X for the block's keys; X: pack_query_rows of all `queries`
 //   key_rows              rows [first, first + kSlab) of the sums of weighted_columns: a pointer into the
 //                         sums, or a copy in buffer[kSlab, padded(d)]
 // Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of
@@ -202,7 +202,7 @@ struct Vectors {
   static int64_t padded(int64_t d) { return d; }
   static int64_t columns_size(int64_t rows, int64_t d) { return round_up(rows, kStep) * d; }
   static int64_t depth_size(int64_t rows, int64_t d) { return rows * round_up(d, kStep); }
-  static int64_t other_size(int64_t rows, int64_t d) { return depth_size(rows, d); }
+  static int64_t query_rows_size(int64_t rows, int64_t d) { return depth_size(rows, d); }
   static int64_t sums_size(int64_t keys, int64_t d) { return keys * d; }
   static constexpr int64_t narrow_size() { return 0; }
 
@@ -245,8 +245,8 @@ struct Vectors {
       });
     }
   }
-  static HWY_INLINE void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d,
-                                    float* to) {
+  static HWY_INLINE void pack_query_rows(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d,
+                                         float* to) {
     pack_depth(x, first, n, rows, d, to);
   }
 
@@ -278,7 +278,7 @@ struct Vectors {
     }
   }
   static HWY_INLINE void weighted_columns(const Block<Vectors>& b, Weights /*weights*/, const float* s,
-                                          const float* x_other, int64_t queries, int64_t d, float* /*narrow*/,
+                                          const float* x_rows, int64_t queries, int64_t d, float* /*narrow*/,
                                           float* sums) {
     for (int64_t i = 0; i < b.nk; i += kMr) {
       const int64_t rows = std::min<int64_t>(kMr, b.nk - i);
@@ -287,8 +287,8 @@ struct Vectors {
       for (int64_t j = 0, width; j < d; j += width) {
         width = depth_panel(d, j);
         panel_gemm_of<PanelLayout::columns, false>(
-            width, to - from, s + from * kKeys + i, kKeys, x_other + j * queries + (b.q0 + from) * width,
-            1.0f, 1.0f, sums + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
+            width, to - from, s + from * kKeys + i, kKeys, x_rows + j * queries + (b.q0 + from) * width, 1.0f,
+            1.0f, sums + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
       }
     }
   }
@@ -311,7 +311,7 @@ struct Tiles {
   static int64_t padded(int64_t n) { return round_up(n, 32); }
   static int64_t columns_size(int64_t rows, int64_t d) { return padded(rows) * padded(d); }
   static int64_t depth_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
-  static int64_t other_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
+  static int64_t query_rows_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
   static int64_t sums_size(int64_t keys, int64_t d) { return columns_size(keys, d); }
   // Weights of a block.
   static constexpr int64_t kRounded = kQueries * kKeys;
@@ -334,7 +334,7 @@ struct Tiles {
   }
   // Computes X^T S, because S is cheaper to pack as the right operand than as the left one. The sums have
   // that layout: for each panel of keys the blocks of 32 of d, each [32 of d][32 keys].
-  static void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
+  static void pack_query_rows(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
     const Rows r = x.from(first);
     amx::pack(amx::Panels::rows_of_columns, r.base.as<bf16>() + r.offset, r.stride, d, n, to + first * 32,
               32 * padded(rows));
@@ -375,7 +375,7 @@ struct Tiles {
         amx::gemm(weights, y, depth, true, out + j, width);
     }
   }
-  static void weighted_columns(const Block<Tiles>& b, Weights weights, const float* s, const bf16* x_other,
+  static void weighted_columns(const Block<Tiles>& b, Weights weights, const float* s, const bf16* x_rows,
                                int64_t queries, int64_t d, bf16* narrow, float* sums) {
     for (int64_t j = 0; j < b.nk; j += 32) {
       int64_t from, to;
@@ -384,15 +384,15 @@ struct Tiles {
       const int64_t depth = padded(to - from);
       bf16* rest = weights == Weights::probabilities ? narrow + kRounded : nullptr;
       amx::pack_rounded_columns(s + from * kKeys + j, kKeys, std::min(depth, b.nq - from), narrow, rest);
-      add_columns(narrow, rest, x_other + (b.q0 + from) * 32, depth, queries, d,
+      add_columns(narrow, rest, x_rows + (b.q0 + from) * 32, depth, queries, d,
                   sums + (b.k0 + j) * padded(d));
     }
   }
   // The sums of 32 keys += X^T times a right panel and its rest.
-  static void add_columns(const bf16* weights, const bf16* rest, const bf16* x_other, int64_t depth,
+  static void add_columns(const bf16* weights, const bf16* rest, const bf16* x_rows, int64_t depth,
                           int64_t queries, int64_t d, float* sums) {
     for (int64_t i = 0; i < padded(d); i += 32) {
-      const bf16* x = x_other + i * padded(queries);
+      const bf16* x = x_rows + i * padded(queries);
       if (rest)
         amx::gemm_split_b(x, weights, rest, depth, sums + i * 32, 32);
       else
@@ -459,7 +459,7 @@ struct Tiles {
     bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
     bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
     const int64_t depth = padded(d.qk), v_depth = padded(d.v);
-    // Keys that 32 rows see.
+    // The keys that 32 rows attend to.
     int64_t first[kQueries / 32] = {}, last[kQueries / 32] = {};
     for (int64_t i = 0; i < b.nq; i += 32) {
       const VisibleKeys seen(b, i);
@@ -480,11 +480,10 @@ struct Tiles {
         const auto attends = [&](int64_t i) { return i < b.nq && first[i / 32] <= j && j < last[i / 32]; };
         for (to = from; attends(to);) to += 32;
         if (from == to) continue;
-        const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32, key = b.k0 + j;
-        add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d.v,
+        const int64_t at = j / 32 * kPanelValues + from * 32, row = (b.q0 + from) * 32, key = b.k0 + j;
+        add_columns(p_columns + at, p_rest + at, s.dout_rows + row, to - from, queries, d.v,
                     s.dv + key * v_depth);
-        add_columns(ds_columns + at, nullptr, s.q_other + other, to - from, queries, d.qk,
-                    s.dk + key * depth);
+        add_columns(ds_columns + at, nullptr, s.q_rows + row, to - from, queries, d.qk, s.dk + key * depth);
       }
   }
 

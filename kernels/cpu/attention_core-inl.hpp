@@ -137,7 +137,7 @@ template <class Gemms>
 struct BackwardScratch {
   using Value = typename Gemms::Value;
   float *p, *dp, *dq, *delta, *dk, *dv;
-  Value *q, *dout, *narrow, *k_columns, *v_columns, *k_depth, *q_other, *dout_other;
+  Value *q, *dout, *narrow, *k_columns, *v_columns, *k_depth, *q_rows, *dout_rows;
   uint32_t* words;
   size_t floats;
   BackwardScratch(float* base, int64_t queries, int64_t keys, HeadDims d) {
@@ -155,8 +155,8 @@ struct BackwardScratch {
     k_columns = t.template take<Value>(Gemms::columns_size(keys, d.qk));
     v_columns = t.template take<Value>(Gemms::columns_size(keys, d.v));
     k_depth = t.template take<Value>(Gemms::depth_size(keys, d.qk));
-    q_other = t.template take<Value>(Gemms::other_size(queries, d.qk));
-    dout_other = t.template take<Value>(Gemms::other_size(queries, d.v));
+    q_rows = t.template take<Value>(Gemms::query_rows_size(queries, d.qk));
+    dout_rows = t.template take<Value>(Gemms::query_rows_size(queries, d.v));
     words = t.template take<uint32_t>(kWords<Gemms>);
     floats = t.floats;
   }
@@ -214,14 +214,14 @@ struct QueryRows {
   const float* lse;
   // Dropout row indices of the queries; null without dropout.
   const int64_t* dropout_rows;
-  // Rows in s.q_other and s.dout_other.
+  // Rows in s.q_rows and s.dout_rows.
   int64_t count;
 };
 
 template <class Gemms>
 HWY_INLINE void pack_queries(const BackwardScratch<Gemms>& s, const QueryRows& rows, HeadDims d) {
-  Gemms::pack_other(rows.q, 0, rows.count, rows.count, d.qk, s.q_other);
-  Gemms::pack_other(rows.dout, 0, rows.count, rows.count, d.v, s.dout_other);
+  Gemms::pack_query_rows(rows.q, 0, rows.count, rows.count, d.qk, s.q_rows);
+  Gemms::pack_query_rows(rows.dout, 0, rows.count, rows.count, d.v, s.dout_rows);
 }
 template <class Gemms>
 HWY_INLINE void pack_keys(const BackwardScratch<Gemms>& s, const Rows& k, const Rows& v, int64_t keys,
@@ -265,9 +265,8 @@ HWY_INLINE void backward_block(const BackwardScratch<Gemms>& s, Block<Gemms>& bl
       score_gradients<true>(s, block, rows.lse, logits, drop, rows.dropout_rows);
     else
       score_gradients<false>(s, block, rows.lse, logits, drop, rows.dropout_rows);
-    Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d.v, s.narrow,
-                            s.dv);
-    Gemms::weighted_columns(block, Weights::gradients, s.dp, s.q_other, rows.count, d.qk, s.narrow, s.dk);
+    Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_rows, rows.count, d.v, s.narrow, s.dv);
+    Gemms::weighted_columns(block, Weights::gradients, s.dp, s.q_rows, rows.count, d.qk, s.narrow, s.dk);
     Gemms::weighted_rows(block, Weights::gradients, s.dp, s.k_depth, keys, d.qk, s.narrow, s.dq);
   }
 }

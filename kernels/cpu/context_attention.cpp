@@ -80,7 +80,7 @@ void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v
                 seq = a.queries.rows(), keys = a.keys.rows(), out_stride = out.strides.token;
   const HeadDims d(a.shape);
   const SegmentPanels panels(a);
-  const LaunchWorkspace workspace(c, forward_workspace(a, documents.count));
+  const WorkspaceParts workspace(c, forward_workspace(a, documents.count));
   if (!workspace) return;
   auto* packed = workspace.shared<float>();
 
@@ -184,7 +184,7 @@ void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
     std::memset(x.data.as<float>() + x.strides.at(token, group), 0,
                 static_cast<size_t>(cols) * sizeof(float));
   };
-  const LaunchWorkspace workspace(c, backward_workspace(a, documents.count));
+  const WorkspaceParts workspace(c, backward_workspace(a, documents.count));
   if (!workspace) return;
   const LongestSegments longest(a);
 

@@ -67,7 +67,7 @@ int32_t sample_row(std::span<const float> logits, const SamplingOptions& options
 
 void sample(Context& c, SamplingOptions options, const float* logits, int64_t rows, int64_t cols,
             int64_t row_stride, const int32_t* position, int32_t* tokens) {
-  const LaunchWorkspace workspace(c, sample_workspace(options, rows, cols));
+  const WorkspaceParts workspace(c, sample_workspace(options, rows, cols));
   if (!workspace) return;
   const PhiloxKey key = philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(*position));
   parallel_blocks(c, rows, 1, [&](int64_t row, int64_t, int worker) {

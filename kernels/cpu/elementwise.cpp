@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kBlock = 32768;  // elements to a tile
+constexpr int64_t kBlock = 32768;  // elements per tile
 
 void fill(Context& c, Out x, float value, int64_t n) {
   by_type({x}, [&](auto type) HWY_ATTR {
@@ -173,7 +173,7 @@ WorkspaceSize bias_dropout_add_workspace(bool bias, int64_t cols) {
 }
 void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
                       PhiloxKey key, const int64_t* dropout_rows) {
-  const LaunchWorkspace workspace(c, bias_dropout_add_workspace(static_cast<bool>(bias), cols));
+  const WorkspaceParts workspace(c, bias_dropout_add_workspace(static_cast<bool>(bias), cols));
   if (!workspace) return;
   float* wide = bias ? workspace.shared<float>() : nullptr;
   if (bias) widen(bias, wide, cols);
@@ -235,7 +235,7 @@ WorkspaceSize reduction_workspace(int64_t n) {
 template <class Chunk>
 HWY_INLINE void reduce(Context& c, int64_t n, double* out, bool accumulate, Chunk&& chunk) {
   const int64_t blocks = ceil_div(n, kBlock);
-  const LaunchWorkspace workspace(c, reduction_workspace(n));
+  const WorkspaceParts workspace(c, reduction_workspace(n));
   if (!workspace) return;
   auto* partial = workspace.shared<double>();
   parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -277,7 +277,7 @@ void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, do
 
 void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate) {
   const int64_t blocks = ceil_div(n, kBlock);
-  const LaunchWorkspace workspace(c, reduction_workspace(n));
+  const WorkspaceParts workspace(c, reduction_workspace(n));
   if (!workspace) return;
   auto* partial = workspace.shared<int64_t>();
   by_type({x}, [&](auto type) HWY_ATTR {

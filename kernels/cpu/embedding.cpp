@@ -65,7 +65,7 @@ void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t
   });
 }
 
-// Threads own columns, and need not sort the ids.
+// No workspace: the threads divide the columns, so that the ids need no sorting.
 WorkspaceSize embedding_backward_workspace(int64_t, int64_t, int64_t) {
   return {};
 }

@@ -13,6 +13,8 @@ const Rope& cpu_rope();
 const Attention& cpu_attention();
 const ContextAttention& cpu_context_attention();
 const Embedding& cpu_embedding();
+const Router& cpu_router();
+const ExpertPermutation& cpu_expert_permutation();
 const CrossEntropy& cpu_cross_entropy();
 const Decoding& cpu_decoding();
 const Elementwise& cpu_elementwise();

@@ -111,15 +111,15 @@ constexpr int64_t kPanelA = kKc * kMr + 16;
 template <class T>
 HWY_INLINE void pack_rows(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
                           float* to) {
-  // Rows fetched ahead: each is a few lines, too short for the processor to predict the next.
-  constexpr int64_t kAhead = 8;
+  // Distance of prefetches. A row is a few lines, too short for the processor to predict the next.
+  constexpr int64_t kPrefetchRows = 8;
   if (s.trans_a) {
     // A row of the array holds four (eight) members of every panel: it is read once, in order.
     for (int64_t p = 0; p < k; ++p) {
       const T* row = a + (k0 + p) * s.lda + m0;
-      if (p + kAhead < k)
+      if (p + kPrefetchRows < k)
         for (int64_t q = 0; q < m; q += 64 / static_cast<int64_t>(sizeof(T)))
-          hwy::Prefetch(row + kAhead * s.lda + q);
+          hwy::Prefetch(row + kPrefetchRows * s.lda + q);
       float* panel = to + p * kMr;
       int64_t i = 0;
       for (; i + kMr <= m; i += kMr, panel += kPanelA) pack_straight(row + i, s.lda, 1, kMr, kMr, panel);
@@ -199,7 +199,7 @@ void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const 
   const bool narrow = out.dtype != DType::f32;
   const GemmTiling p = tiling_for(planned, narrow);
   const GemmWorkspace sizes(planned, p, narrow);
-  const LaunchWorkspace workspace(c, sizes.need());
+  const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
   const bool copy = sizes.copy;
   const auto a_floats = sizes.a, b_floats = sizes.b, held_floats = sizes.held;
@@ -303,7 +303,7 @@ WorkspaceSize native_workspace(const GemmShape& s, DType c, float beta) {
   return {0, most};
 }
 void native_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
-  const LaunchWorkspace workspace(c, native_workspace(s, out.dtype, beta));
+  const WorkspaceParts workspace(c, native_workspace(s, out.dtype, beta));
   if (!workspace) return;
   const NativeTiles tiles(s);
   const int64_t size = size_of(out.dtype);
@@ -421,7 +421,7 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
   const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
   if (wide && (is_skinny_n(s) || is_skinny_n(transposed(s)))) {
     const bool skinny_columns = is_skinny_n(s);
-    const LaunchWorkspace workspace(c, skinny_columns ? skinny_n_workspace(s) : skinny_m_workspace(s));
+    const WorkspaceParts workspace(c, skinny_columns ? skinny_n_workspace(s) : skinny_m_workspace(s));
     if (!workspace) return;
     (skinny_columns ? skinny_n : skinny_m)(c, s, a.as<float>(), b.as<float>(), out.as<float>(), alpha, beta,
                                            workspace.shared<float>());
@@ -435,13 +435,6 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
   } else {
     run_on_vectors(c, s, few, a, b, out, alpha, beta);
   }
-}
-
-In from_element(const Operand& x, int64_t element) {
-  return {static_cast<const char*>(x.data) + element * size_of(x.dtype), x.dtype};
-}
-Out from_element(Out x, int64_t element) {
-  return {x.as<char>() + element * size_of(x.dtype), x.dtype};
 }
 
 // Column blocks, each with all its rows: the sums need no workspace and do not depend on the threads. Rows
@@ -586,7 +579,7 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
   if (cols <= 0) return;
   const PartialSums parts(rows, cols);
   const int64_t block = parts.block, blocks = parts.blocks, width = parts.width;
-  const LaunchWorkspace workspace(c, parts.need());
+  const WorkspaceParts workspace(c, parts.need());
   if (!workspace) return;
   auto* partial = workspace.shared<float>();
   by_type({x_in}, [&](auto type) HWY_ATTR {

@@ -107,11 +107,11 @@ struct Prefetch {
 inline constexpr int64_t kFetchDepth = 8;
 
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
-// kFetch: C is in memory, not in a cache; prefetches `ahead`.
+// kFetch: C is in memory, not in a cache, and the memory of `prefetch` is prefetched.
 template <int NV, PanelLayout kFrom, bool kFetch>
 HWY_NOINLINE void panel_gemm(int64_t k, const float* HWY_RESTRICT a, int64_t step,
                              const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
-                             int64_t ldc, int64_t m, int64_t n, Prefetch* ahead) {
+                             int64_t ldc, int64_t m, int64_t n, Prefetch* prefetch) {
   const DF d;
   const float* row[kMr];
   if (kFrom == PanelLayout::rows)
@@ -136,21 +136,21 @@ HWY_NOINLINE void panel_gemm(int64_t k, const float* HWY_RESTRICT a, int64_t ste
   };
   int64_t done = 0;
   if constexpr (kFetch) {
-    // Prefetches the lines of C, which are needed at the end.
-    // Number of cache lines in a row of C.
+    // Cache lines in a row of C.
     constexpr int64_t kLines = ceil_div(NV * kStep, 16);
     const int64_t c_lines = m * kLines, each = ceil_div(c_lines, std::max<int64_t>(1, k / kFetchDepth));
     int64_t line = 0;
-    const float* next = ahead->next;
+    const float* next = prefetch->next;
+    // Prefetches the lines of C, which are needed at the end, and the next lines of `prefetch`.
     for (; done + kFetchDepth <= k; done += kFetchDepth) {
       for (const int64_t stop = std::min(c_lines, line + each); line < stop; ++line)
         hwy::Prefetch(c + line / kLines * ldc + line % kLines * 16);
-      for (int64_t l = 0; l < ahead->lines && next < ahead->end; ++l, next += 16)
+      for (int64_t l = 0; l < prefetch->lines && next < prefetch->end; ++l, next += 16)
         __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 2
       for (int64_t q = 0; q < kFetchDepth; ++q) add_step(done + q);
     }
-    ahead->next = next;
+    prefetch->next = next;
   }
 #pragma GCC unroll 2
   for (int64_t p = done; p < k; ++p) add_step(p);
@@ -180,13 +180,13 @@ HWY_NOINLINE void panel_gemm(int64_t k, const float* HWY_RESTRICT a, int64_t ste
 template <PanelLayout kFrom, bool kFetch>
 HWY_INLINE void panel_gemm_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
                               float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n,
-                              Prefetch* ahead = nullptr) {
+                              Prefetch* prefetch = nullptr) {
   if (width == 3 * kStep)
-    panel_gemm<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
+    panel_gemm<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, prefetch);
   else if (width == 2 * kStep)
-    panel_gemm<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
+    panel_gemm<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, prefetch);
   else
-    panel_gemm<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
+    panel_gemm<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, prefetch);
 }
 
 // Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j *
@@ -205,18 +205,18 @@ HWY_INLINE void packed_gemm(const Packed& x, int64_t m, int64_t n, int64_t k, fl
     const float* pb = b + x.b_first * width;
     const float* pa = x.a;
     // Prefetches the beginning of the next panel of A, and gradually the next panel of B into the L2 cache.
-    Prefetch ahead;
+    Prefetch prefetch;
     if (j + kNr < n) {
-      const int64_t turns = ceil_div(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
+      const int64_t steps = ceil_div(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
       const float* next = b + x.b_stride + x.b_first * kNr;
-      ahead = {next, next + k * kNr, ceil_div(k * kNr / 16, turns)};
+      prefetch = {next, next + k * kNr, ceil_div(k * kNr / 16, steps)};
     }
     for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);
       if (i + kMr < m)
         for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
       panel_gemm_of<PanelLayout::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc,
-                                                rows, cols, &ahead);
+                                                rows, cols, &prefetch);
     }
   }
 }

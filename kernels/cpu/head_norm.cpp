@@ -94,7 +94,7 @@ WorkspaceSize gamma_workspace(HeadNormShape s) {
 void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In query_gamma, In key_gamma,
              Out y_out) {
   const int64_t row = s.qkv.row();
-  const LaunchWorkspace workspace(c, gamma_workspace(s));
+  const WorkspaceParts workspace(c, gamma_workspace(s));
   if (!workspace) return;
   auto* gamma = workspace.shared<float>();
   arrange_gamma(s, query_gamma, key_gamma, gamma);
@@ -131,7 +131,7 @@ void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In qu
 void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in, In query_gamma,
           In key_gamma, float* out) {
   const int64_t row = s.qkv.row();
-  const LaunchWorkspace workspace(c, gamma_workspace(s));
+  const WorkspaceParts workspace(c, gamma_workspace(s));
   if (!workspace) return;
   auto* gamma = workspace.shared<float>();
   arrange_gamma(s, query_gamma, key_gamma, gamma);
@@ -174,7 +174,7 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
   if (s.rows <= 0) return;
   const int64_t block = gradient_block(s), blocks = ceil_div(s.rows, block);
   const bool partials = dquery_gamma || dkey_gamma;
-  const LaunchWorkspace workspace(c, backward_workspace(s, partials));
+  const WorkspaceParts workspace(c, backward_workspace(s, partials));
   if (!workspace) return;
   auto* gamma = workspace.shared<float>();
   float* partial = gamma + row;

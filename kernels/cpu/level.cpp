@@ -67,11 +67,7 @@ constexpr std::array<Name, 4> kLevels{{{"sse4", "SSE4.2", [] { return true; }},
 
 CpuLevel find_level() {
   const char* const wanted = std::getenv("CAPSTAN_CPU");
-  if (!wanted || !*wanted) {
-    size_t best = kLevels.size() - 1;
-    while (!kLevels[best].present()) --best;
-    return static_cast<CpuLevel>(best);
-  }
+  if (!wanted || !*wanted) return best_cpu_level();
   const std::string setting = std::string("environment variable CAPSTAN_CPU=") + wanted;
   for (size_t i = 0; i < kLevels.size(); ++i) {
     if (kLevels[i].word != std::string_view(wanted)) continue;
@@ -84,6 +80,12 @@ CpuLevel find_level() {
 }
 
 }  // namespace
+
+CpuLevel best_cpu_level() {
+  size_t best = kLevels.size() - 1;
+  while (!kLevels[best].present()) --best;
+  return static_cast<CpuLevel>(best);
+}
 
 CpuLevel cpu_level() {
   static const CpuLevel level = find_level();

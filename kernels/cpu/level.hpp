@@ -5,7 +5,9 @@ namespace capstan::kernels {
 
 enum class CpuLevel { sse4, avx2, avx512, amx };
 
-// The highest level that this processor and system support, or the lower one in the environment variable
+// The highest level that this processor and system support.
+CpuLevel best_cpu_level();
+// That level, or the lower one in the environment variable
 // CAPSTAN_CPU. Determined once. Throws ErrorCode::usage for an unknown name and for a level that this machine
 // lacks.
 CpuLevel cpu_level();

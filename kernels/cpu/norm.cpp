@@ -20,9 +20,6 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE int64_t row_start(const NormRows& r, int64_t row) {
-  return row / r.inner * r.outer_stride + row % r.inner * r.inner_stride;
-}
 // Rows in the workspace are padded with zeros to full vectors, so that sums need no tail.
 HWY_INLINE int64_t padded(int64_t cols) {
   return round_up(cols, kStep);
@@ -44,7 +41,7 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
              QuantizedOutput quantized) {
   const int64_t cols = rows.cols, width = padded(cols);
   const bool has_beta = static_cast<bool>(beta);
-  const LaunchWorkspace workspace(c, forward_workspace(rows));
+  const WorkspaceParts workspace(c, forward_workspace(rows));
   if (!workspace) return;
   auto* g = workspace.shared<float>();
   float* b = g + width;
@@ -62,7 +59,7 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
       auto* row = workspace.worker<float>(worker);
       const float inverse_cols = 1.0f / static_cast<float>(cols);
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t at = row_start(rows, r);
+        const int64_t at = rows.start(r);
         read_row(x, at, cols, row);
         if (residual_in) {
           // Normalize the sum as stored (rounded), because the backward pass reads it.
@@ -130,7 +127,7 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
   const int64_t block = gradient_block(rows);
   const int64_t blocks = ceil_div(rows.rows, block);
   const bool partials = dgamma || dbeta;
-  const LaunchWorkspace workspace(c, backward_workspace(rows, partials));
+  const WorkspaceParts workspace(c, backward_workspace(rows, partials));
   if (!workspace) return;
   auto* g = workspace.shared<float>();
   float* partial = g + width;
@@ -149,7 +146,7 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
       if (partials) std::memset(my_dgamma, 0, static_cast<size_t>(2 * width) * sizeof(float));
       const float inverse_cols = 1.0f / static_cast<float>(cols);
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t at = row_start(rows, r);
+        const int64_t at = rows.start(r);
         const VF vmean = splat(rms ? 0.0f : mean_in[r]), vrstd = splat(rstd_in[r]);
         VF sum_h = hn::Zero(DF()), sum_hx = sum_h;
         auto first = [&](int64_t i, VF d, VF xv) HWY_ATTR {

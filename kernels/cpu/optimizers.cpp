@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/common/fp8_moment.hpp"
+#include "kernels/common/update_ranges.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/targets.hpp"
@@ -20,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kUpdateBlock = 16384;     // elements to a tile
-constexpr int64_t kReductionBlock = 32768;  // elements to a tile
+constexpr int64_t kUpdateBlock = 16384;     // elements per tile
+constexpr int64_t kReductionBlock = 32768;  // elements per tile
 
 // The tiles of a table: each lies within one range, so that what a tile computes depends on the table alone.
 struct Tiles {
@@ -41,9 +42,6 @@ struct Tiles {
     }
   }
 };
-WorkspaceSize update_workspace(int64_t range_count) {
-  return {static_cast<size_t>(range_count + 1) * sizeof(int64_t), 0};
-}
 // The tiles, then one value for each; a range ends with a tile that need not be full.
 WorkspaceSize reduction_workspace(int64_t range_count, int64_t elements) {
   static_assert(sizeof(double) == sizeof(int64_t));
@@ -66,15 +64,6 @@ void parallel_tiles(Context& c, const Tiles& tiles, Body&& body) {
     const int64_t begin = range.begin + (tile - tiles.first[r]) * tiles.block;
     body(range, begin, std::min(begin + tiles.block, range.begin + range.count), tile);
   });
-}
-
-// The learning rate and weight decay of a range.
-struct RangeScale {
-  float lr, decay;
-};
-RangeScale scale_of(const StepScale& step, const UpdateRange& range) {
-  const double lr = range.decoupled_lr ? step.decoupled_lr : step.lr;
-  return {static_cast<float>(lr * range.lr_factor), range.weight_decay ? step.weight_decay : 0.0f};
 }
 
 // Elements of a tile that are widened to fp32 at a time.
@@ -156,7 +145,7 @@ class StateArray {
   void decode(const UpdateRange& range, int64_t i, int64_t count, float* values) const {
     const uint8_t* codes = data_.as<uint8_t>() + i;
     for (int64_t j = 0; j < count; ++j) {
-      const float value = capstan::decode<kE4m3>(codes[j]) * scales_[block_of(range, i + j)];
+      const float value = capstan::decode<kE4m3>(codes[j]) * scales_[moment_block(range, i + j)];
       values[j] = root_ ? value * value : value;
     }
   }
@@ -174,7 +163,7 @@ class StateArray {
         if (std::isnan(magnitude)) break;
       }
       const float scale = fp8_scale(largest);
-      scales_[block_of(range, i + first)] = scale;
+      scales_[moment_block(range, i + first)] = scale;
       uint8_t* codes = data_.as<uint8_t>() + i + first;
       for (int64_t j = 0; j < n; ++j) {
         const float x = scale > 0 ? block[j] / scale : 0.0f;
@@ -185,10 +174,6 @@ class StateArray {
   }
 
  private:
-  static int64_t block_of(const UpdateRange& range, int64_t i) {
-    return range.first_block + (i - range.begin) / kMomentBlock;
-  }
-
   Out data_;
   float* scales_;
   bool root_, stochastic_;
@@ -200,16 +185,22 @@ struct Element {
   VF g, w, m, v;
 };
 struct UpdateArrays {
-  const float* gradient;
+  In gradient;  // fp32 or bf16
   StateArray main, m, v;
   Out model;
 };
+// The elements [i, i + count) of the gradient: themselves, or in `local`.
+const float* gradient_at(const UpdateArrays& arrays, int64_t i, int64_t count, float* local) {
+  if (arrays.gradient.dtype == DType::f32) return arrays.gradient.as<float>() + i;
+  widen(arrays.gradient, i, local, count);
+  return local;
+}
 // Applies update(scale, element) to the elements of all ranges. kStates: the number of moments, m and v.
 template <int kStates, class Update>
 void update_ranges(Context& c, const StepScale& step, StepControl control, In ranges, int64_t range_count,
                    const UpdateArrays& arrays, Update&& update) {
   if (control.skip) return;
-  const LaunchWorkspace workspace(c, update_workspace(range_count));
+  const WorkspaceParts workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [&](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
@@ -217,10 +208,10 @@ void update_ranges(Context& c, const StepScale& step, StepControl control, In ra
     const float factor = control.gradient;
     const auto copy = array_of<Any>(arrays.model);
     const bool has_copy = static_cast<bool>(arrays.model);
-    float local[3][kChunk];
+    float local[4][kChunk];
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t count = std::min(kChunk, end - i);
-      const float* const g = arrays.gradient + i;
+      const float* const g = gradient_at(arrays, i, count, local[3]);
       float* const w = arrays.main.begin(range, i, count, local[0]);
       float* const m = kStates > 0 ? arrays.m.begin(range, i, count, local[1]) : nullptr;
       float* const v = kStates > 1 ? arrays.v.begin(range, i, count, local[2]) : nullptr;
@@ -264,8 +255,8 @@ HWY_INLINE void decay(const StepScale& step, RangeScale scale, Element& e) {
     e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
 }
 
-void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* grad, Out main,
-          Out m, float* m_scales, Out v, float* v_scales, Out model) {
+void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, In grad, Out main, Out m,
+          float* m_scales, Out v, float* v_scales, Out model) {
   const StochasticRounding& r = s.rounding;
   const UpdateArrays arrays{grad,
                             {main, nullptr, false, r, r.main},
@@ -287,12 +278,12 @@ void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, co
 
 void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
          float* buffer, Out model) {
-  const UpdateArrays arrays{grad, StateArray(main), StateArray(buffer), StateArray(nullptr), model};
+  const UpdateArrays arrays{
+      {grad, DType::f32}, StateArray(main), StateArray(buffer), StateArray(nullptr), model};
   const auto update = [s](RangeScale scale, Element& e) HWY_ATTR {
     decay(s.scale, scale, e);
     e.m = hn::MulAdd(splat(s.momentum), e.m, e.g);
-    const VF step = s.nesterov ? hn::MulAdd(splat(s.momentum), e.m, e.g) : e.m;
-    e.w = hn::NegMulAdd(splat(scale.lr), step, e.w);
+    e.w = hn::NegMulAdd(splat(scale.lr), e.m, e.w);
   };
   if (s.momentum != 0)
     update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, update);
@@ -302,7 +293,7 @@ void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, cons
 
 void lion(Context& c, LionStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
           float* m, Out model) {
-  const UpdateArrays arrays{grad, StateArray(main), StateArray(m), StateArray(nullptr), model};
+  const UpdateArrays arrays{{grad, DType::f32}, StateArray(main), StateArray(m), StateArray(nullptr), model};
   update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays,
                    [s](RangeScale scale, Element& e) HWY_ATTR {
                      decay(s.scale, scale, e);
@@ -319,7 +310,7 @@ void muon_momentum(Context& c, MuonStep s, In control, In ranges, int64_t range_
                    const float* main, float* buffer) {
   const StepControl step = *control.as<StepControl>();
   if (step.skip) return;
-  const LaunchWorkspace workspace(c, update_workspace(range_count));
+  const WorkspaceParts workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
@@ -352,7 +343,8 @@ void muon_update(Context& c, StepScale step, In control, In ranges, int64_t rang
   const bool decoupled = step.decoupled_decay;
   // The scale of the gradients is in the update already.
   const StepControl applied{.gradient = 1, .skip = control.as<StepControl>()->skip};
-  const UpdateArrays arrays{update, StateArray(main), StateArray(nullptr), StateArray(nullptr), model};
+  const UpdateArrays arrays{
+      {update, DType::f32}, StateArray(main), StateArray(nullptr), StateArray(nullptr), model};
   update_ranges<0>(c, step, applied, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
     if (decoupled) e.w = hn::Mul(splat(1.0f - scale.lr * scale.decay), e.w);
     e.w = hn::NegMulAdd(splat(scale.lr), e.g, e.w);
@@ -410,7 +402,7 @@ void encode_moment(Context& c, In ranges, int64_t range_count, bool root, const 
 void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* out, bool accumulate) {
   using Half = hn::Half<DF>;
   using Wide = hn::Rebind<double, Half>;
-  const LaunchWorkspace workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
+  const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   auto* partial = reinterpret_cast<double*>(tiles.first + tiles.count + 1);
@@ -435,13 +427,16 @@ void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* ou
   *out = total;
 }
 
-void count_zeros(Context& c, In ranges, int64_t range_count, const float* x, int64_t* out, bool accumulate) {
-  const LaunchWorkspace workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
+void count_zeros(Context& c, In ranges, int64_t range_count, In x, int64_t* out, bool accumulate) {
+  const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   int64_t* partial = tiles.first + tiles.count + 1;
-  parallel_tiles(c, tiles, [&](const UpdateRange&, int64_t begin, int64_t end, int64_t tile) {
-    partial[tile] = std::count(x + begin, x + end, 0.0f);
+  at_element(x, 0, [&](const auto* values) {
+    parallel_tiles(c, tiles, [&](const UpdateRange&, int64_t begin, int64_t end, int64_t tile) {
+      partial[tile] = std::count_if(values + begin, values + end,
+                                    [](auto value) { return static_cast<float>(value) == 0.0f; });
+    });
   });
   int64_t total = accumulate ? *out : 0;
   for (int64_t t = 0; t < tiles.total(); ++t) total += partial[t];

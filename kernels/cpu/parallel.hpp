@@ -25,18 +25,18 @@ void parallel_blocks(Context& context, int64_t n, int64_t block, Body&& body) {
   });
 }
 
-// Rows to a block: about 16 Ki elements, the unit below which waking a thread costs more than it saves.
+// Number of rows of a block with about 16 Ki elements. For less, waking a thread costs more than it saves.
 inline int64_t rows_per_block(int64_t cols) {
   return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols));
 }
 
 // The workspace of a launch, divided as its WorkspaceSize says. False where the launch was given less: this
 // is reported in the error slot, and the kernel returns.
-class LaunchWorkspace {
+class WorkspaceParts {
  public:
   // The last arguments are where the caller is (std::source_location, which some compilers lack).
-  LaunchWorkspace(Context& context, WorkspaceSize need, const char* file = __builtin_FILE(),
-                  const char* function = __builtin_FUNCTION())
+  WorkspaceParts(Context& context, WorkspaceSize need, const char* file = __builtin_FILE(),
+                 const char* function = __builtin_FUNCTION())
       : data_(context.workspace.data),
         workers_(WorkspaceSize::aligned(need.shared)),
         each_worker_(WorkspaceSize::aligned(need.each_worker)) {

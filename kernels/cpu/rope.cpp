@@ -26,12 +26,14 @@ struct Head {
   int64_t at;
   HWY_INLINE VF full(int64_t i) const { return x.at(at + i); }
   // Read before, so without prefetching.
-  HWY_INLINE VF again(int64_t i) const { return x.at_without_prefetch(at + i); }
+  HWY_INLINE VF reload(int64_t i) const { return x.at_without_prefetch(at + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return x.part(at + i, n); }
-  HWY_INLINE VF some(int64_t i, int64_t n) const { return n == kStep ? full(i) : part(i, n); }
+  HWY_INLINE VF load_lanes(int64_t i, int64_t n) const { return n == kStep ? full(i) : part(i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { x.put(at + i, v); }
   HWY_INLINE void put_part(int64_t i, VF v, int64_t n) const { x.put_part(at + i, v, n); }
-  HWY_INLINE void put_some(int64_t i, VF v, int64_t n) const { n == kStep ? put(i, v) : put_part(i, v, n); }
+  HWY_INLINE void store_lanes(int64_t i, VF v, int64_t n) const {
+    n == kStep ? put(i, v) : put_part(i, v, n);
+  }
 };
 
 // ---- rotation
@@ -54,9 +56,10 @@ HWY_INLINE void rotate_halves(const Head<T>& x, const Head<T>& y, const Angles& 
   const int64_t half = angles.half;
   for (int64_t i = 0; i < half; i += kStep) {
     const int64_t n = std::min(kStep, half - i);
-    const VF a = x.some(i, n), b = x.some(half + i, n), c = angles.cosine(i, n), s = angles.sine(i, n);
-    y.put_some(i, hn::NegMulAdd(b, s, hn::Mul(a, c)), n);
-    y.put_some(half + i, hn::MulAdd(a, s, hn::Mul(b, c)), n);
+    const VF a = x.load_lanes(i, n), b = x.load_lanes(half + i, n), c = angles.cosine(i, n),
+             s = angles.sine(i, n);
+    y.store_lanes(i, hn::NegMulAdd(b, s, hn::Mul(a, c)), n);
+    y.store_lanes(half + i, hn::MulAdd(a, s, hn::Mul(b, c)), n);
   }
 }
 
@@ -155,7 +158,7 @@ HWY_INLINE void normalize(const Head<T>& x, const Head<T>& y, const RopeShape& s
     return w.has_beta ? hn::Add(scaled, w.shift(i, n)) : scaled;
   };
   for_vectors(
-      s.head_dim, [&](int64_t i) HWY_ATTR { y.put(i, value(x.again(i), i, kStep)); },
+      s.head_dim, [&](int64_t i) HWY_ATTR { y.put(i, value(x.reload(i), i, kStep)); },
       [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(i, value(x.part(i, n), i, n), n); });
 }
 
@@ -179,7 +182,7 @@ HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const Ro
     store(hn::Add(dy, load(dbeta + i)), dbeta + i);
   };
   for_vectors(
-      s.head_dim, [&](int64_t i) HWY_ATTR { add(i, kStep, dx.again(i), x.again(i)); },
+      s.head_dim, [&](int64_t i) HWY_ATTR { add(i, kStep, dx.reload(i), x.reload(i)); },
       [&](int64_t i, int64_t n) HWY_ATTR { add(i, n, dx.part(i, n), x.part(i, n)); });
   const VF mean_h = splat(s.norm == QkNorm::layer ? sum_lanes(sum_h) * inverse_cols : 0.0f),
            mean_hx = splat(sum_lanes(sum_hx) * inverse_cols);
@@ -188,7 +191,7 @@ HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const Ro
     return hn::Mul(rstd, hn::NegMulAdd(hat(v), mean_hx, hn::Sub(h, mean_h)));
   };
   for_vectors(
-      s.head_dim, [&](int64_t i) HWY_ATTR { dx.put(i, value(i, kStep, dx.again(i), x.again(i))); },
+      s.head_dim, [&](int64_t i) HWY_ATTR { dx.put(i, value(i, kStep, dx.reload(i), x.reload(i))); },
       [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(i, value(i, n, dx.part(i, n), x.part(i, n)), n); });
 }
 
@@ -206,8 +209,8 @@ struct HeadArray {
            strides.head == o.strides.head;
   }
 };
-// body(Side, group, head) for a token's heads in the order of packed QKV: the queries of each group, then its
-// key. The side is a constant, so that the body is compiled for each of them.
+// Calls body(kind, group, head) for a token's heads in the order of packed QKV: the queries of each group,
+// then its key. `kind` (query or key) is a compile-time constant.
 using Query = std::integral_constant<size_t, 0>;
 using Key = std::integral_constant<size_t, 1>;
 template <class Body>
@@ -258,7 +261,7 @@ void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, Q
           });
 }
 
-// Rows to a block of partial sums, at most 64 blocks: their number depends on the shape only.
+// Number of rows per block of partial sums. There are at most 64 blocks, which depend on the shape only.
 HWY_INLINE int64_t backward_block_rows(const RopeShape& s) {
   return std::max(rows_per_block(elements_of(s)), ceil_div(s.rows, 64));
 }
@@ -299,7 +302,7 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
               QkNormWeights weights, HeadsOut dq_in, HeadsOut dk_in, QkNormGradients gradients) {
   if (s.rows <= 0) return;
   const WorkspaceSize need = backward_workspace(s, gradients.any());
-  const LaunchWorkspace workspace(c, need);
+  const WorkspaceParts workspace(c, need);
   if (!workspace) return;
   float* partials = need.shared > 0 ? workspace.shared<float>() : nullptr;
   const int64_t width = round_up(s.head_dim, kStep), size = partial_size(s), block = backward_block_rows(s);

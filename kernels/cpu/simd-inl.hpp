@@ -126,8 +126,8 @@ HWY_INLINE void store_part(VF v, T* p, int64_t n) {
 // array.
 template <class T>
 HWY_INLINE void fetch_after(const T* p) {
-  constexpr int64_t kAhead = 1024;  // bytes
-  hwy::Prefetch(p + kAhead / static_cast<int64_t>(sizeof(T)));
+  constexpr int64_t kPrefetchBytes = 1024;
+  hwy::Prefetch(p + kPrefetchBytes / static_cast<int64_t>(sizeof(T)));
 }
 
 // An array whose element type is known at compile time (float, bf16, f16) or only at run time (Any).

@@ -18,6 +18,8 @@ const Table& cpu_table() {
                            .attention = &cpu_attention(),
                            .context_attention = &cpu_context_attention(),
                            .embedding = &cpu_embedding(),
+                           .router = &cpu_router(),
+                           .expert_permutation = &cpu_expert_permutation(),
                            .cross_entropy = &cpu_cross_entropy(),
                            .decoding = &cpu_decoding(),
                            .elementwise = &cpu_elementwise(),

@@ -142,6 +142,116 @@ void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias,
   });
 }
 
+// ---- experts
+
+// Values of the gate and of up within their limits, and where these pass a gradient.
+struct LimitedGate {
+  float gate, up;
+  bool gate_passes, up_passes;
+};
+__device__ LimitedGate limited_gate(const ExpertActivation& e, float gate, float up) {
+  const float limit = e.limit > 0 ? e.limit : INFINITY;
+  const bool gate_passes = !(gate > limit), up_passes = !(std::fabs(up) > limit);
+  // NaN passes.
+  const float within = up > limit ? limit : up < -limit ? -limit : up;
+  return {gate_passes ? gate : limit, within + e.up_offset, gate_passes, up_passes};
+}
+
+// f(slope x) / slope.
+template <class F>
+__device__ ActivationValue with_slope(float slope, float x) {
+  const ActivationValue f = F::of(slope * x);
+  return {f.value / slope, f.derivative};
+}
+
+template <class T>
+struct ExpertRows {
+  ExpertActivation e;
+  Array<T> x;
+  // Null: 1.
+  const float* weights;
+  const int64_t* rows_used;
+  int64_t cols;
+
+  __device__ bool uses(int64_t row) const { return row < *rows_used; }
+  __device__ float weight(int64_t row) const { return weights ? weights[row] : 1.0f; }
+  // The first column of a row of x.
+  __device__ int64_t begin(int64_t row) const { return row * (e.gated ? 2 * cols : cols); }
+};
+
+template <class F, class T>
+__global__ void expert_forward_kernel(ExpertRows<T> rows, Array<T> y) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t row = block_index(), cols = rows.cols, at = rows.begin(row);
+  if (!rows.uses(row)) return;
+  const float weight = rows.weight(row);
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+    auto group = rows.x.load(at + i, cols - i);
+    if (rows.e.gated) {
+      const auto up = rows.x.load(at + cols + i, cols - i);
+      for (int k = 0; k < kSize; ++k) {
+        const LimitedGate g = limited_gate(rows.e, group[k], up[k]);
+        group[k] = with_slope<F>(rows.e.slope, g.gate).value * g.up * weight;
+      }
+    } else {
+      for (int k = 0; k < kSize; ++k) group[k] = with_slope<F>(rows.e.slope, group[k]).value * weight;
+    }
+    y.store(row * cols + i, cols - i, group);
+  }
+}
+
+template <class F, class T>
+__global__ void expert_backward_kernel(ExpertRows<T> rows, Array<T> dy, Array<T> dx, float* dweights) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t row = block_index(), cols = rows.cols, at = rows.begin(row);
+  if (!rows.uses(row)) return;
+  const float weight = rows.weight(row);
+  // Of dy · y without the weight.
+  float sum = 0;
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+    const auto d = dy.load(row * cols + i, cols - i);
+    auto gate = rows.x.load(at + i, cols - i);
+    auto up = d;
+    if (rows.e.gated) up = rows.x.load(at + cols + i, cols - i);
+    for (int k = 0; k < kSize; ++k) {
+      if (i + k >= cols) break;
+      const LimitedGate g =
+          rows.e.gated ? limited_gate(rows.e, gate[k], up[k]) : LimitedGate{gate[k], 1.0f, true, true};
+      const ActivationValue f = with_slope<F>(rows.e.slope, g.gate);
+      sum += f.value * g.up * d[k];
+      gate[k] = g.gate_passes ? d[k] * weight * g.up * f.derivative : 0.0f;
+      up[k] = g.up_passes ? d[k] * weight * f.value : 0.0f;
+    }
+    dx.store(at + i, cols - i, gate);
+    if (rows.e.gated) dx.store(at + cols + i, cols - i, up);
+  }
+  if (!dweights) return;
+  sum = block_sum(sum);
+  if (thread_index() == 0) dweights[row] = sum;
+}
+
+void expert_forward(Context& c, ExpertActivation e, In x, const float* weights, const int64_t* rows_used,
+                    Out y, int64_t rows, int64_t cols) {
+  by_kind(e.kind, [&](auto function) {
+    by_type({x, y}, [&](auto type) {
+      using T = decltype(type);
+      launch(c, {rows, threads_for(cols, kGroup<T>)}, expert_forward_kernel<decltype(function), T>,
+             ExpertRows<T>{e, array_of<T>(x), weights, rows_used, cols}, array_of<T>(y));
+    });
+  });
+}
+void expert_backward(Context& c, ExpertActivation e, In dy, In x, const float* weights,
+                     const int64_t* rows_used, Out dx, float* dweights, int64_t rows, int64_t cols) {
+  by_kind(e.kind, [&](auto function) {
+    by_type({dy, x, dx}, [&](auto type) {
+      using T = decltype(type);
+      launch(c, {rows, threads_for(cols, kGroup<T>)}, expert_backward_kernel<decltype(function), T>,
+             ExpertRows<T>{e, array_of<T>(x), weights, rows_used, cols}, array_of<T>(dy), array_of<T>(dx),
+             dweights);
+    });
+  });
+}
+
 // The bias is read in its own type.
 WorkspaceSize no_workspace(bool, bool, int64_t) {
   return {};
@@ -152,6 +262,8 @@ WorkspaceSize no_workspace(bool, bool, int64_t) {
 const Activation& activation_family() {
   static const Activation family{.forward = forward,
                                  .backward = backward,
+                                 .expert_forward = expert_forward,
+                                 .expert_backward = expert_backward,
                                  .forward_workspace = no_workspace,
                                  .backward_workspace = no_workspace};
   return family;

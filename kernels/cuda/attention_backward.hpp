@@ -1,7 +1,7 @@
 // FlashAttention-2, backward, as two kernels, so that no two blocks add to the same sums: one for the
-// gradients of queries, a block to a tile of queries, and one for those of keys and values, a block to a tile
-// of keys of a group, which visits the queries of all heads of the group. The order of every sum is that of
-// keys, or of heads and queries. With the sums of dout * out of each query (D, attention.cu):
+// gradients of queries, one block per tile of queries, and one for those of keys and values, one block per
+// tile of keys of a group, which visits the queries of all heads of the group. The order of every sum is that
+// of keys, or of heads and queries. With the sums of dout * out of each query (D, attention.cu):
 //
 //   P = exp(scale q k^T - lse); with dropout M (0 or 1/(1-p)): dV = (P M)^T dO, dP = (dO V^T) M,
 //   dS = P (dP - D), dQ = scale dS K, dK = scale dS^T Q; with capped logits L = c tanh(scale q k^T / c) in
@@ -19,7 +19,7 @@
 namespace capstan::kernels::CAPSTAN_GPU {
 
 // The tiles of the two kernels for heads padded to kHead elements; ForwardTiles says why. Two blocks of
-// kSharedBytes fit into a multiprocessor of sm_80 and sm_90.
+// kSharedBytes fit into a multiprocessor of sm_90.
 template <class T, int kHead>
 struct QueryGradientTiles {
   using Element = T;
@@ -31,8 +31,8 @@ struct QueryGradientTiles {
   static constexpr int kKeys = kRowBytes == 512 || kRowBytes > 1024 ? 16 : 32;
   static constexpr int kN = kKeys / 8;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
-  using Queries = Tile<T, kQueries, kHead>;
-  using Keys = Tile<T, kKeys, kHead>;
+  using Queries = OperandTile<T, kQueries, kHead>;
+  using Keys = OperandTile<T, kKeys, kHead>;
   // In shared memory: queries, dout, then keys and values of each stage.
   static constexpr int kDoutAt = Queries::kSize, kKeysAt = 2 * Queries::kSize;
   static constexpr size_t kSharedBytes =
@@ -47,15 +47,15 @@ struct KeyGradientTiles {
   static constexpr int kWarps = kRowBytes > 1024 ? 1 : kRowBytes > 512 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kKeys = 16 * kM * kWarps;
-  // Beside the gradients of two tensors, scores of 32 queries of fp32 do not fit into registers.
+  // For large rows the registers hold the gradients of two tensors and the scores of 16 queries, not of 32.
   static constexpr int kQueries = kRowBytes >= 512 ? 16 : 32;
   static constexpr int kN = kQueries / 8;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
   // For larger heads the gradients of keys and of values do not both fit into registers; separate blocks
   // compute them.
   static constexpr int kResults = kHead <= 128 ? 2 : 1, kBlocks = 2 / kResults;
-  using Keys = Tile<T, kKeys, kHead>;
-  using Queries = Tile<T, kQueries, kHead>;
+  using Keys = OperandTile<T, kKeys, kHead>;
+  using Queries = OperandTile<T, kQueries, kHead>;
   // In shared memory: keys, values, then queries and dout of each stage.
   static constexpr int kValuesAt = Keys::kSize, kQueriesAt = 2 * Keys::kSize;
   static constexpr size_t kSharedBytes =

@@ -31,13 +31,13 @@ struct ForwardTiles {
   // Pipeline stages of keys and values: one is copied while the other is multiplied. fp32 has one stage,
   // because its bf16 terms are computed while the tile is stored.
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
-  using Queries = Tile<T, kQueries, kHead>;
-  using Keys = Tile<T, kKeys, kHead>;
+  using Queries = OperandTile<T, kQueries, kHead>;
+  using Keys = OperandTile<T, kKeys, kHead>;
   // In shared memory: queries, then keys and values of each stage.
   static constexpr int kKeysAt = Queries::kSize;
   static constexpr size_t kSharedBytes = 16 * (size_t{Queries::kSize} + size_t{kStages} * 2 * Keys::kSize);
-  // A block of sm_86 and sm_89 may have 99 KiB, of which 1 KiB is left for small arrays. sm_80 and sm_90 run
-  // two such blocks at a time.
+  // A block of sm_86 and sm_89 may have 99 KiB, of which 1 KiB is left for small arrays. A multiprocessor of
+  // sm_90 has room for two such blocks, one of sm_80 for one.
   static_assert(kSharedBytes <= size_t{98} << 10);
   static_assert(!kFew || kQueries == kFewQueries);
 };

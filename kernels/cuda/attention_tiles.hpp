@@ -12,7 +12,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 // kRowCount x kColumnCount values in shared memory, a plane for each term, in chunks of 16 bytes. The chunks
 // of a row are swizzled, so that 8 consecutive rows have the same chunk in different banks.
 template <class T, int kRowCount, int kColumnCount>
-struct Tile {
+struct OperandTile {
   using Element = T;
   static constexpr int kRows = kRowCount, kColumns = kColumnCount, kTerms = Terms<T>::kCount;
   static constexpr int kChunks = kColumns / 8, kPlane = kRows * kChunks;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int til
   }
 }
 
-// ---- products, by a warp
+// ---- GEMMs of tiles, by a warp
 
 // body(m, n, i) for the accumulators of a lane:
 // row 16 m + 8 (i / 2) + lane / 4, column 8 n + 2 (lane % 4) + i % 2.
@@ -228,8 +228,9 @@ __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, 
 // ---- storing
 //
 // A row of 8 kColumns elements goes to a head of `width` elements. value(n, i) is the lane's value of column
-// 8 n + lane_column() + i. The code of a kernel is to a large part these stores: a row looks at types and
-// alignment once, addresses have constant offsets, and nothing but a store depends on the width.
+// 8 n + lane_column() + i. These stores are a large part of a kernel's code. To keep it small, types and
+// alignment are checked once per row, addresses have constant offsets, and only the stores depend on the
+// width.
 
 // body(n, 8 n < left, 8 n + 1 < left) for the pairs of columns of a lane.
 template <int kColumns, class Body>

@@ -1,6 +1,6 @@
-// Softmax cross-entropy, a block of threads to a row of logits. Bytes moved for rows x cols logits of e bytes
-// and gradients of g bytes: softcap 2 e, row_max e, row_sums e, backward e + g; full e + g where the L2 cache
-// holds the rows in work, else 3 e + g.
+// Softmax cross-entropy, one block of threads for each row of logits. Bytes moved for rows x cols logits of e
+// bytes and gradients of g bytes: softcap 2 e, row_max e, row_sums e, backward e + g; full e + g if the L2
+// cache holds the rows that are being processed, else 3 e + g.
 #include "kernels/cross_entropy.hpp"
 
 #include "kernels/cuda/device.hpp"

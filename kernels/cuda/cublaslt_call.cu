@@ -59,6 +59,7 @@ class LtDescriptors {
       // One scale for the tensor is the default, and the only mode of versions before 12.9.
       if (call.a_scales != ScaleMode::tensor) set(kScaleModeOfA, call.a_scales);
       if (call.b_scales != ScaleMode::tensor) set(kScaleModeOfB, call.b_scales);
+      if (call.accumulation == Accumulation::fast) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     }
     lay_out(a, call.a, call.batch);
     lay_out(b, call.b, call.batch);
@@ -89,8 +90,9 @@ class LtDescriptors {
   }
 };
 
-// Arrays that begin at 16 bytes and no more: the search looks at the alignment of addresses, not at what lies
-// there, and its result shall serve all calls of the kind.
+// Returns addresses that are aligned to 16 bytes and no more, in place of those of the call. The search for
+// an algorithm uses only the alignment of addresses, and its result has to be valid for all calls of this
+// kind.
 LtPointers stand_ins(const LtPointers& p) {
   void* const aligned = reinterpret_cast<void*>(uintptr_t{16});
   const auto stand_in = [&](const void* array) { return array ? aligned : nullptr; };
@@ -165,9 +167,9 @@ bool enqueue(Context& c, const LtCall& call, const LtPointers& p) {
     const std::scoped_lock lock(state.mutex);
     handle = handle_of(c, state, gpu);
     if (!handle) return true;
-    const auto [place, is_new] = state.algorithms.try_emplace({gpu, call});
-    if (is_new) place->second = search(handle, call, p);
-    algorithm = place->second;
+    const auto [entry, is_new] = state.algorithms.try_emplace({gpu, call});
+    if (is_new) entry->second = search(handle, call, p);
+    algorithm = entry->second;
   }
   if (algorithm.status != CUBLAS_STATUS_SUCCESS) {
     missing = algorithm.reason;

@@ -36,6 +36,7 @@ struct LtCall {
   // Whether A and B are codes, and what their scales are.
   bool has_scales = false;
   ScaleMode a_scales = ScaleMode::tensor, b_scales = ScaleMode::tensor;
+  Accumulation accumulation = Accumulation::fp32;
   cublasLtPointerMode_t pointer_mode = CUBLASLT_POINTER_MODE_HOST;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   cudaDataType_t bias_type = CUDA_R_32F;

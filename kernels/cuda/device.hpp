@@ -50,9 +50,6 @@ template <class T>
 __device__ T warp_sum(T value, Location at = {}) {
   return warp_reduce(value, Sum(), kWarp, at);
 }
-__device__ inline float warp_max(float value, Location at = {}) {
-  return warp_reduce(value, Max(), kWarp, at);
-}
 
 // Joins the values of all threads; all get the result. Every thread of the block calls it.
 template <class T, class Join>

@@ -1,6 +1,6 @@
 // Element-wise kernels and fixed-shape reductions. Bytes moved for n elements of e bytes: fill e, cast the
-// sizes of both types, add 3 e, axpy e + 8, scale 2 e, bias_dropout_add 2 e (3 e with a residual), dropout
-// 2 e, sum_parts and max_parts (count + 1) e, reductions e.
+// sizes of both types, add those of its three, axpy e + 8, scale 2 e, bias_dropout_add 2 e (3 e with a
+// residual), dropout 2 e, sum_parts and max_parts (count + 1) e, reductions e.
 #include "kernels/elementwise.hpp"
 
 #include "kernels/common/dropout.hpp"
@@ -83,7 +83,24 @@ struct Add {
     y.store(i, count, sum);
   }
 };
+// fp32 values added to bf16 ones: two vectors of the first for each of the second.
+struct AddToBf16 {
+  Array<bf16> a;
+  Array<float> b;
+  Array<bf16> y;
+  __device__ void operator()(int64_t i, int64_t count) const {
+    auto sum = a.load(i, count);
+    constexpr int kFloats = kGroup<float>;
+    for (int part = 0; part < kGroup<bf16>; part += kFloats) {
+      const auto other = b.load(i + part, count - part);
+      for (int k = 0; k < kFloats; ++k) sum[part + k] += other[k];
+    }
+    y.store(i, count, sum);
+  }
+};
 void add(Context& c, In a, In b, Out y, int64_t n) {
+  if (a.dtype == DType::bf16 && b.dtype == DType::f32 && y.dtype == DType::bf16)
+    return map<kGroup<bf16>>(c, n, AddToBf16{array_of<bf16>(a), array_of<float>(b), array_of<bf16>(y)});
   by_type({a, b, y}, [&](auto type) {
     using T = decltype(type);
     map<kGroup<T>>(c, n, Add<T>{array_of<T>(a), array_of<T>(b), array_of<T>(y)});
@@ -245,7 +262,7 @@ void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_
 // ---- reductions: fp32 within a group of elements, double beyond; blocks are summed in order.
 
 constexpr int kReductionThreads = 256;
-constexpr int64_t kReductionBlock = 32768;  // elements to a block
+constexpr int64_t kReductionBlock = 32768;  // elements per block
 
 // One value for each block.
 WorkspaceSize reduction_workspace(int64_t n) {

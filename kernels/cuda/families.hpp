@@ -13,6 +13,8 @@ const Activation& activation_family();
 const StepControlKernels& step_control_family();
 const Optimizers& optimizers_family();
 const Embedding& embedding_family();
+const Router& router_family();
+const ExpertPermutation& expert_permutation_family();
 const Rope& rope_family();
 const CrossEntropy& cross_entropy_family();
 const Attention& attention_family();
@@ -32,6 +34,8 @@ inline const Table& table_of_families() {
                            .attention = &attention_family(),
                            .context_attention = &context_attention_family(),
                            .embedding = &embedding_family(),
+                           .router = &router_family(),
+                           .expert_permutation = &expert_permutation_family(),
                            .cross_entropy = &cross_entropy_family(),
                            .decoding = &decoding_family(),
                            .elementwise = &elementwise_family(),

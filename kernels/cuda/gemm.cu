@@ -192,6 +192,7 @@ GemmCall gemm_call(const GemmShape& s, const Operand& a, const Operand& b, Out o
   g.call.has_scales = a.layout != ScaleLayout::none;
   g.call.a_scales = lt_scales(b.layout);
   g.call.b_scales = lt_scales(a.layout);
+  if (a.layout == ScaleLayout::tensor) g.call.accumulation = s.accumulation;
   g.pointers.a = b.data;
   g.pointers.b = a.data;
   g.pointers.d = out.data;
@@ -254,7 +255,7 @@ GemmEpilogue fuse(const GemmShape& s, const Operand& a, Out out, const GemmEpilo
   return rest;
 }
 
-// ---- the product
+// ---- the GEMM
 
 struct Scalars {
   float alpha, beta;
@@ -282,7 +283,7 @@ std::string call_text(const GemmShape& s, const GemmTypes& t) {
   return text;
 }
 
-// Enqueues the product, and returns what remains of the epilogue.
+// Enqueues the GEMM and returns the rest of the epilogue.
 GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out,
                       Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory::Buffers& memory) {
   GemmCall g = gemm_call(s, a, b, out);
@@ -307,13 +308,6 @@ GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Op
     refuse(c, keep_text("cuBLASLt has no algorithm for " + call_text(s, types_of(a, b, out)) + ": " +
                         missing_algorithm()));
   return epilogue;
-}
-
-In from_element(const Operand& x, int64_t element) {
-  return {static_cast<const std::byte*>(x.data) + element * size_of(x.dtype), x.dtype};
-}
-Out from_element(Out x, int64_t element) {
-  return {x.as<std::byte>() + element * size_of(x.dtype), x.dtype};
 }
 
 // GEMM whose C has a type that cuBLASLt does not store: computes fp32 results for some rows at a time.

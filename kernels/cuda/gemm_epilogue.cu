@@ -15,7 +15,7 @@ constexpr int kEpilogueThreads = 256, kEpilogueWarps = kEpilogueThreads / kWarp;
 // Smallest number of rows of a block, and largest number of blocks of rows, which limits the partial sums.
 constexpr int64_t kEpilogueRows = 64, kEpilogueRowBlocks = 256;
 
-// Blocks of C, of which the columns of one group of each lane belong to a block.
+// Division of C among blocks of threads: a block has some rows, and one group of columns for each lane.
 struct EpilogueBlocks {
   int64_t rows, cols, rows_each, down;
   EpilogueBlocks(int64_t all_rows, int64_t all_cols)

@@ -17,12 +17,12 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
 
-constexpr int kTile = 128, kDepth = 32, kTileThreads = 256;
+constexpr int kGemmTile = 128, kDepth = 32, kGemmThreads = 256;
 // A warp computes 64 rows and 32 columns of the tile, in fragments of 16 x 16.
 constexpr int kWarpRows = 64, kWarpCols = 32, kAFragments = kWarpRows / 16, kBFragments = kWarpCols / 16;
-constexpr int kWarpsAcross = kTile / kWarpCols;
+constexpr int kWarpsAcross = kGemmTile / kWarpCols;
 // A tile of A or B in shared memory consists of chunks of eight 16-bit values.
-constexpr int kChunkValues = 8, kTileChunks = kTile * kDepth / kChunkValues;
+constexpr int kChunkValues = 8, kTileChunks = kGemmTile * kDepth / kChunkValues;
 
 // ---- operands, as rows (m or n) by k
 
@@ -34,7 +34,7 @@ struct TileOrigin {
 // Index of a chunk in a tile of shared memory: eight elements of k of one row, or with `by_k` eight rows of
 // one k. Chunks are swizzled, so that the rows of a matrix operation lie in different banks.
 __device__ inline int tile_slot(bool by_k, int row, int k) {
-  return by_k ? k * (kTile / kChunkValues) + ((row / kChunkValues) ^ (k % 8))
+  return by_k ? k * (kGemmTile / kChunkValues) + ((row / kChunkValues) ^ (k % 8))
               : row * (kDepth / kChunkValues) + ((k / kChunkValues) ^ (row / 2 % 4));
 }
 
@@ -136,9 +136,9 @@ __device__ void fill_tile(const Source& source, const TileOrigin& origin, int64_
   const auto left = [](int64_t end, int64_t begin) {
     return static_cast<int>(end - begin < kChunkValues ? end - begin : kChunkValues);
   };
-  for (int i = thread_index(); i < kTileChunks; i += kTileThreads) {
+  for (int i = thread_index(); i < kTileChunks; i += kGemmThreads) {
     if (source.by_k) {
-      const int at_k = i / (kTile / kChunkValues), at_row = i % (kTile / kChunkValues) * kChunkValues;
+      const int at_k = i / (kGemmTile / kChunkValues), at_row = i % (kGemmTile / kChunkValues) * kChunkValues;
       const int count = k + at_k < depth ? left(rows, row + at_row) : 0;
       fill_chunk(source, origin, row + at_row, k + at_k, count, memory,
                  first + tile_slot(true, at_row, at_k));
@@ -200,11 +200,11 @@ struct TileTask {
 };
 template <class Source>
 __device__ TileTask task_of(const TileGemm<Source>& g) {
-  const auto tiles = [](int64_t n) { return ceil_div(n, kTile); };
+  const auto tiles = [](int64_t n) { return ceil_div(n, kGemmTile); };
   const int64_t across = tiles(g.s.n);
   int64_t down = block_index() / across;
   TileTask task;
-  task.column = block_index() % across * kTile;
+  task.column = block_index() % across * kGemmTile;
   task.m = g.s.m;
   task.k = g.s.k;
   if (g.groups == TileGroups::m) {
@@ -224,7 +224,7 @@ __device__ TileTask task_of(const TileGemm<Source>& g) {
       task.k = g.sizes[task.group];
     }
   }
-  task.row = down * kTile;
+  task.row = down * kGemmTile;
   return task;
 }
 // Origin of A (or B) of the task's group.
@@ -270,7 +270,7 @@ template <class Source>
 inline constexpr int kStageChunks = 2 * Source::kTerms* kTileChunks;
 
 template <class Source>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1))
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, (Source::kTerms == 1 ? 2 : 1))
     tile_kernel(TileGemm<Source> g) {
   constexpr int kStages = kTileStages<Source>, kTerms = Source::kTerms;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
@@ -319,10 +319,10 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1
 
 template <class Source>
 void launch_tiles(Context& c, const TileGemm<Source>& g) {
-  const int64_t across = ceil_div(g.s.n, int64_t{kTile});
-  const int64_t down = g.groups == TileGroups::m ? ceil_div(g.s.m, int64_t{kTile}) + g.count
-                                                 : g.count * ceil_div(g.s.m, int64_t{kTile});
-  const Grid grid{across * down, kTileThreads,
+  const int64_t across = ceil_div(g.s.n, int64_t{kGemmTile});
+  const int64_t down = g.groups == TileGroups::m ? ceil_div(g.s.m, int64_t{kGemmTile}) + g.count
+                                                 : g.count * ceil_div(g.s.m, int64_t{kGemmTile});
+  const Grid grid{across * down, kGemmThreads,
                   size_t{kTileStages<Source>} * kStageChunks<Source> * sizeof(Bytes16)};
   launch(c, grid, tile_kernel<Source>, g);
 }

@@ -1,4 +1,4 @@
-// RMSNorm across the heads of a token, a block of threads to a row of packed QKV. Bytes moved in fp32, R
+// RMSNorm across the heads of a token, one block of threads per row of packed QKV. Bytes moved in fp32, R
 // elements of packed QKV: squares 4 R, forward 8 R, dots 8 R, backward 12 R. Gradients of gamma: a block adds
 // those of consecutive rows in shared memory, and a second kernel adds the blocks in order.
 #include "kernels/head_norm.hpp"

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/shared_memory_limits.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/float8.hpp"
 #include "tensor/kernel_context.hpp"
@@ -39,7 +40,7 @@ namespace capstan::kernels::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 
-// The place of a call, which only the simulation needs.
+// The source location of a call, which only the simulation needs.
 struct Location {};
 
 // Shared memory that a kernel has declared.
@@ -356,6 +357,18 @@ __device__ uint32_t encode_pair(float first, float second) {
 
 // ---- launches
 
+// Bytes of shared memory that a launch may have on the current device, of which a process uses one.
+inline size_t most_shared_bytes() {
+  static const size_t bytes = [] {
+    int device = 0, most = 0;
+    const bool known =
+        cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
+    return known ? static_cast<size_t>(most) : kDefaultSharedBytes;
+  }();
+  return bytes;
+}
+
 struct Grid {
   int64_t blocks;
   int threads;
@@ -367,10 +380,8 @@ struct Grid {
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (grid.blocks <= 0) return;
-  // More than every launch may have without asking.
-  constexpr size_t kDefaultSharedBytes = size_t{48} << 10;
   cudaError_t status = cudaSuccess;
-  if (grid.shared_bytes > kDefaultSharedBytes)
+  if (raises_shared_limit(grid.shared_bytes))
     status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(grid.shared_bytes));

@@ -1,8 +1,8 @@
-// LayerNorm and RMSNorm, a block of threads to a row. Bytes moved in fp32: forward 8 rows cols (16 with the
+// LayerNorm and RMSNorm, one block of threads per row. Bytes moved in fp32: forward 8 rows cols (16 with the
 // residual), backward 12 (16 when accumulating); a row is kept in shared memory, or read again from the L2
 // cache. Gradients of gamma and beta: a block adds those of consecutive rows, and a second kernel adds the
-// blocks in order. Of a second output the maximum and the codes along rows are written with y; those along
-// columns by a second kernel, which reads y again.
+// blocks in order. A second output's maximum and row-wise codes are written with y; its column-wise
+// codes by a second kernel, which reads y again.
 #include "kernels/norm.hpp"
 
 #include "kernels/cuda/families.hpp"
@@ -13,13 +13,12 @@ namespace capstan::kernels::CAPSTAN_GPU {
 namespace {
 
 // Floats of shared memory that a block may use, with some left for reductions.
-constexpr int64_t kSharedFloats = (int64_t{224} << 10) / static_cast<int64_t>(sizeof(float));
+int64_t shared_floats() {
+  constexpr size_t kForReductions = size_t{3} << 10;
+  return static_cast<int64_t>((most_shared_bytes() - kForReductions) / sizeof(float));
+}
 // Partial rows of the gradients of gamma and beta, at most.
 constexpr int64_t kMostPartials = 256;
-
-__device__ int64_t row_start(const NormRows& r, int64_t row) {
-  return row / r.inner * r.outer_stride + row % r.inner * r.inner_stride;
-}
 
 template <class T>
 struct ForwardNorm {
@@ -51,7 +50,7 @@ template <class T, class Second>
 __global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
   CAPSTAN_DYNAMIC_SHARED(float, row);
   constexpr int kSize = kGroup<T>;
-  const int64_t cols = f.rows.cols, at = row_start(f.rows, block_index());
+  const int64_t cols = f.rows.cols, at = f.rows.start(block_index());
   const Array<T>& stored = f.residual ? f.sum : f.x;
   // body(column, value) for the values of this thread, in fp32.
   const auto for_values = [&](auto&& body) {
@@ -125,7 +124,7 @@ void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In
   QuantizeTask second = task_of(quantized, rows.rows, rows.cols);
   by_type({x, residual, sum, y}, [&](auto type) {
     using T = decltype(type);
-    const int64_t cached = std::min(rows.cols, kSharedFloats);
+    const int64_t cached = std::min(rows.cols, shared_floats());
     const ForwardNorm<T> f{rms,
                            rows,
                            cached,
@@ -163,7 +162,7 @@ template <class T>
 struct BackwardNorm {
   bool rms, accumulate;
   NormRows rows;
-  // Rows to a block of threads.
+  // Rows per block of threads.
   int64_t block;
   Array<T> dy, x, dx;
   Array<Any> gamma;
@@ -173,16 +172,25 @@ struct BackwardNorm {
   float* partials;
 };
 
-template <class T>
+// kShared: sums the gradients of gamma and beta in shared memory; else in the block's partial row, in the L2
+// cache.
+template <class T, bool kShared>
 __global__ void norm_backward_kernel(BackwardNorm<T> b) {
-  // [2, cols] sums of the gradients of gamma and beta. A thread accesses its own columns only.
-  CAPSTAN_DYNAMIC_SHARED(float, sums);
+  // [2, cols]. A thread accesses its own columns only.
+  CAPSTAN_DYNAMIC_SHARED(float, shared);
+  float* const partial = b.partials ? b.partials + block_index() * 2 * b.rows.cols : nullptr;
+  const auto add = [&](int64_t i, float value, bool first) {
+    if constexpr (kShared)
+      shared[i] = (first ? 0.0f : static_cast<float>(shared[i])) + value;
+    else
+      partial[i] = (first ? 0.0f : partial[i]) + value;
+  };
   constexpr int kSize = kGroup<T>;
   const int64_t cols = b.rows.cols, begin = block_index() * b.block;
   const int64_t end = b.rows.rows < begin + b.block ? b.rows.rows : begin + b.block;
   const float inverse_cols = 1.0f / static_cast<float>(cols);
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t at = row_start(b.rows, row);
+    const int64_t at = b.rows.start(row);
     const float mean = b.rms ? 0.0f : b.mean[row], rstd = b.rstd[row];
     float sum_h = 0, sum_hx = 0;
     for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
@@ -192,10 +200,9 @@ __global__ void norm_backward_kernel(BackwardNorm<T> b) {
         const float hat = (x[k] - mean) * rstd, h = dy[k] * (gamma[k] + b.gamma_offset);
         sum_h += h;
         sum_hx += h * hat;
-        if (b.partials) {
-          const bool first = row == begin;
-          sums[i + k] = (first ? 0.0f : sums[i + k]) + dy[k] * hat;
-          sums[cols + i + k] = (first ? 0.0f : sums[cols + i + k]) + dy[k];
+        if (partial) {
+          add(i + k, dy[k] * hat, row == begin);
+          add(cols + i + k, dy[k], row == begin);
         }
       }
     }
@@ -213,13 +220,14 @@ __global__ void norm_backward_kernel(BackwardNorm<T> b) {
       b.dx.store(at + i, cols - i, dx);
     }
   }
-  if (!b.partials) return;
-  float* mine = b.partials + block_index() * 2 * cols;
-  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize)
-    for (int k = 0; k < kSize && i + k < cols; ++k) {
-      mine[i + k] = sums[i + k];
-      mine[cols + i + k] = sums[cols + i + k];
-    }
+  if constexpr (kShared) {
+    if (!partial) return;
+    for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize)
+      for (int k = 0; k < kSize && i + k < cols; ++k) {
+        partial[i + k] = shared[i + k];
+        partial[cols + i + k] = shared[cols + i + k];
+      }
+  }
 }
 
 // dgamma and dbeta += the sums of their partial rows, in order.
@@ -248,9 +256,6 @@ void backward(Context& c, bool rms, NormRows rows, In dy, In x, In gamma, float 
               const float* mean, const float* rstd, Out dx, bool accumulate, float* dgamma, float* dbeta) {
   if (rows.rows <= 0) return;
   const bool gradients = dgamma || dbeta;
-  if (gradients && 2 * rows.cols > kSharedFloats)
-    return refuse(c,
-                  "the gradients of norm weights with more than 28672 columns do not fit into shared memory");
   auto* partials = gradients ? workspace_of<float>(c, backward_workspace(rows, true)) : nullptr;
   if (gradients && !partials) return;
   // Rows without gradients of the weights need not share a block.
@@ -269,8 +274,10 @@ void backward(Context& c, bool rms, NormRows rows, In dy, In x, In gamma, float 
                             mean,
                             rstd,
                             partials};
-    const size_t shared = gradients ? static_cast<size_t>(2 * rows.cols) * sizeof(float) : 0;
-    launch(c, {blocks, threads_for(rows.cols, kGroup<T>), shared}, norm_backward_kernel<T>, b);
+    const bool shared = gradients && 2 * rows.cols <= shared_floats();
+    const Grid grid{blocks, threads_for(rows.cols, kGroup<T>),
+                    shared ? static_cast<size_t>(2 * rows.cols) * sizeof(float) : 0};
+    launch(c, grid, shared ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, b);
   });
   if (gradients)
     launch(c, {ceil_div(rows.cols, int64_t{128}), 128}, norm_gradients_kernel,

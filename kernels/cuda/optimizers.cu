@@ -5,6 +5,7 @@
 #include "kernels/optimizers.hpp"
 
 #include "kernels/common/fp8_moment.hpp"
+#include "kernels/common/update_ranges.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/families.hpp"
 
@@ -33,12 +34,12 @@ struct Tiles {
   int64_t* first;
 };
 // The elements of one tile.
-struct Tile {
+struct RangeTile {
   UpdateRange range;
   int64_t begin, end;
 };
 
-__device__ Tile tile_at(const Tiles& tiles, int64_t tile) {
+__device__ RangeTile tile_at(const Tiles& tiles, int64_t tile) {
   int64_t low = 0, high = tiles.count;
   // The last range whose first tile is at or before `tile`; ranges without tiles precede it.
   while (low < high) {
@@ -82,9 +83,6 @@ __global__ void first_tiles_kernel(Tiles tiles, bool counted_only) {
   if (thread == kThreads - 1) tiles.first[tiles.count] = sums[kThreads - 1];
 }
 
-WorkspaceSize update_workspace(int64_t range_count) {
-  return {static_cast<size_t>(range_count + 1) * sizeof(int64_t), 0};
-}
 WorkspaceSize sum_workspace(int64_t range_count, int64_t) {
   static_assert(sizeof(double) == sizeof(int64_t));
   return {static_cast<size_t>(range_count + 1 + kSumBlocks) * sizeof(int64_t), 0};
@@ -145,6 +143,11 @@ struct ModelArray {
   void* data;
   DType dtype;
 
+  __device__ Group<kEach> load(const UpdateRange& range, int64_t i, int64_t count) const {
+    if (dtype == DType::bf16) return Array<bf16>{static_cast<bf16*>(data)}.load(i, count);
+    if (dtype == DType::f16) return Array<f16>{static_cast<f16*>(data)}.load(i, count);
+    return FloatArray{static_cast<float*>(data)}.load(range, i, count);
+  }
   __device__ void store(const UpdateRange& range, int64_t i, int64_t count, const Group<kEach>& group) const {
     if (dtype == DType::bf16)
       Array<bf16>{static_cast<bf16*>(data)}.store(i, count, group);
@@ -163,10 +166,8 @@ struct StateArray {
   PhiloxKey key;
 
   __device__ Group<kEach> load(const UpdateRange& range, int64_t i, int64_t count) const {
-    if (dtype == DType::bf16) return Array<bf16>{static_cast<bf16*>(data)}.load(i, count);
-    if (dtype == DType::f16) return Array<f16>{static_cast<f16*>(data)}.load(i, count);
     if (dtype == DType::u8) return decode(range, i, count);
-    return FloatArray{static_cast<float*>(data)}.load(range, i, count);
+    return ModelArray{data, dtype}.load(range, i, count);
   }
   __device__ void store(const UpdateRange& range, int64_t i, int64_t count, const Group<kEach>& group) const {
     if (dtype == DType::u8) return encode(range, i, count, group);
@@ -178,14 +179,11 @@ struct StateArray {
   }
 
  private:
-  static __device__ int64_t block_of(const UpdateRange& range, int64_t i) {
-    return range.first_block + (i - range.begin) / kMomentBlock;
-  }
   __device__ Group<kEach> decode(const UpdateRange& range, int64_t i, int64_t count) const {
     const auto* codes = static_cast<const uint8_t*>(data);
     Group<kEach> result = {};
     for (int k = 0; k < kEach && k < count; ++k) {
-      const float value = capstan::decode<kE4m3>(codes[i + k]) * scales[block_of(range, i + k)];
+      const float value = capstan::decode<kE4m3>(codes[i + k]) * scales[moment_block(range, i + k)];
       result[k] = root ? value * value : value;
     }
     return result;
@@ -201,7 +199,7 @@ struct StateArray {
     largest = warp_reduce(largest, Max(), kMomentLanes);
     if (count <= 0) return;
     const float scale = fp8_scale(largest);
-    if ((i - range.begin) % kMomentBlock == 0) scales[block_of(range, i)] = scale;
+    if ((i - range.begin) % kMomentBlock == 0) scales[moment_block(range, i)] = scale;
     RoundingWords words{key, range.parameter};
     for (int k = 0; k < kEach && k < count; ++k) {
       const float x = scale > 0 ? group[k] / scale : 0.0f;
@@ -221,21 +219,13 @@ StateArray state_array(Out data, float* scales, bool root, const StochasticRound
 struct Element {
   float g, w, m, v;
 };
-// The learning rate and weight decay of a range.
-struct RangeScale {
-  float lr, decay;
-};
-// State: of main parameters and moments.
+// State: of main parameters and moments. Where they are of several types, the gradient may be bf16 too.
 template <class State>
 struct UpdateArrays {
-  FloatArray gradient;
+  std::conditional_t<std::is_same_v<State, FloatArray>, FloatArray, ModelArray> gradient;
   State main, m, v;
   ModelArray model;
 };
-__device__ RangeScale scale_of(const StepScale& step, const UpdateRange& range) {
-  const double lr = range.decoupled_lr != 0 ? step.decoupled_lr : step.lr;
-  return {static_cast<float>(lr * range.lr_factor), range.weight_decay != 0 ? step.weight_decay : 0.0f};
-}
 // Decoupled weight decay of the weight, or that of L2 regularization in the gradient.
 __device__ void decay(const StepScale& step, const RangeScale& scale, Element& e) {
   if (step.decoupled_decay)
@@ -266,8 +256,7 @@ struct SgdRule {
   __device__ void operator()(const RangeScale& scale, Element& e) const {
     decay(s.scale, scale, e);
     e.m = s.momentum * e.m + e.g;
-    const float step = s.nesterov ? s.momentum * e.m + e.g : e.m;
-    e.w = e.w - scale.lr * step;
+    e.w = e.w - scale.lr * e.m;
   }
 };
 struct LionRule {
@@ -299,7 +288,7 @@ __global__ void update_kernel(Rule rule, StepScale step, const StepControl* cont
   if (control->skip != 0) return;
   const float factor = scaled ? control->gradient : 1.0f;
   for (int64_t t = block_index(); t < tiles.first[tiles.count]; t += grid_blocks()) {
-    const Tile tile = tile_at(tiles, t);
+    const RangeTile tile = tile_at(tiles, t);
     const RangeScale scale = scale_of(step, tile.range);
     for (int64_t base = tile.begin; base < tile.end; base += kThreads * kEach) {
       const int64_t i = base + thread_index() * kEach, count = tile.end - i;
@@ -330,10 +319,10 @@ void update_ranges(Context& c, const Rule& rule, const StepScale& step, In contr
          tiles, arrays);
 }
 
-void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* gradient, Out main,
-          Out m, float* m_scales, Out v, float* v_scales, Out model) {
+void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, In gradient, Out main, Out m,
+          float* m_scales, Out v, float* v_scales, Out model) {
   const StochasticRounding& r = s.rounding;
-  const UpdateArrays<StateArray> arrays{{const_cast<float*>(gradient)},
+  const UpdateArrays<StateArray> arrays{{const_cast<void*>(gradient.data), gradient.dtype},
                                         state_array(main, nullptr, false, r, r.main),
                                         state_array(m, m_scales, false, r, r.exp_avg),
                                         state_array(v, v_scales, true, r, r.exp_avg_sq),
@@ -371,7 +360,7 @@ __global__ void muon_momentum_kernel(MuonStep s, const StepControl* control, Til
   const Array<float> to{gradient}, weights{const_cast<float*>(main)}, momenta{buffer};
   constexpr int kSize = kGroup<float>;
   for (int64_t t = block_index(); t < tiles.first[tiles.count]; t += grid_blocks()) {
-    const Tile tile = tile_at(tiles, t);
+    const RangeTile tile = tile_at(tiles, t);
     const float decay = s.scale.decoupled_decay ? 0.0f : scale_of(s.scale, tile.range).decay;
     for (int64_t i = tile.begin + thread_index() * kSize; i < tile.end; i += kThreads * kSize) {
       auto g = to.load(i, tile.end - i), m = momenta.load(i, tile.end - i);
@@ -485,10 +474,11 @@ struct SquareOf {
   }
 };
 struct ZerosOf {
-  const float* x;
+  Array<Any> x;
   __device__ int64_t operator()(int64_t i, int64_t count) const {
+    const auto group = x.group<kEach>(i, count);
     int64_t zeros = 0;
-    for (int k = 0; k < kEach && k < count; ++k) zeros += x[i + k] == 0 ? 1 : 0;
+    for (int k = 0; k < kEach && k < count; ++k) zeros += group[k] == 0 ? 1 : 0;
     return zeros;
   }
 };
@@ -496,7 +486,7 @@ template <class Number, class Value>
 __global__ void sum_kernel(Value value, Tiles tiles, Number* partial) {
   Number sum = 0;
   for (int64_t t = block_index(); t < tiles.first[tiles.count]; t += grid_blocks()) {
-    const Tile tile = tile_at(tiles, t);
+    const RangeTile tile = tile_at(tiles, t);
     for (int64_t i = tile.begin + thread_index() * kEach; i < tile.end; i += kThreads * kEach)
       sum += value(i, tile.end - i);
   }
@@ -516,8 +506,8 @@ void sum_ranges(Context& c, const Value& value, In ranges, int64_t range_count, 
 void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* out, bool accumulate) {
   sum_ranges(c, SquareOf{array_of<Any>(x)}, ranges, range_count, out, accumulate);
 }
-void count_zeros(Context& c, In ranges, int64_t range_count, const float* x, int64_t* out, bool accumulate) {
-  sum_ranges(c, ZerosOf{x}, ranges, range_count, out, accumulate);
+void count_zeros(Context& c, In ranges, int64_t range_count, In x, int64_t* out, bool accumulate) {
+  sum_ranges(c, ZerosOf{array_of<Any>(x)}, ranges, range_count, out, accumulate);
 }
 
 }  // namespace

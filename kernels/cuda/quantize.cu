@@ -1,6 +1,6 @@
 // Quantization for GEMMs in 8 and 4 bits (quantize_tile.hpp). Bytes moved for n elements of e bytes, codes of
-// q bytes and a scale of s bytes to a block of b elements: e n, and (q + s / b) n each for the rows and the
-// columns; the maximum alone e n.
+// q bytes and one scale of s bytes per block of b elements: reads e n, and writes (q + s / b) n each for the
+// rows and the columns. The maximum alone reads e n.
 #include "kernels/quantize.hpp"
 
 #include "kernels/cuda/families.hpp"
@@ -10,7 +10,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
 
-// Writes 0 to the scale that a place in padded rows and blocks would have, unless it is one of the matrix.
+// Writes 0 to the scale at an index of the padded rows and blocks, unless it is a scale of the matrix.
 template <ScaleLayout kLayout>
 struct FillGap {
   EncodedRows e;

@@ -10,8 +10,8 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
-inline constexpr int kTile = 128;
-inline constexpr int kTileThreads = 256;
+inline constexpr int kQuantizeTileSize = 128;
+inline constexpr int kQuantizeThreads = 256;
 // Consecutive elements of a column that a thread encodes: the smallest block, and that of the transform.
 inline constexpr int kRun = 16;
 static_assert(kRun == kHadamard);
@@ -170,22 +170,24 @@ struct MatrixSource {
   }
 };
 
-// A tile in shared memory: [128, 128], where kSize columns, those of a vector, change places with others by
-// row / 16, so that neither rows nor columns access one bank of the memory twice.
+// A tile in shared memory: [128, 128], with an XOR swizzle against bank conflicts: groups of kSize columns,
+// those of a vector, are permuted by row / 16, so that accesses along rows and along columns have none.
 template <class T>
-struct Tile {
+struct QuantizeTile {
   static constexpr int kSize = kGroup<T>;
   Shared<T> values;
   int64_t first_row, first_col;
 
-  static __device__ int at(int row, int col) { return row * kTile + (col ^ (row / kRun * kSize)); }
-  __device__ void store(int row, int col, const Group<kSize>& group, Location place = {}) const {
+  static __device__ int at(int row, int col) {
+    return row * kQuantizeTileSize + (col ^ (row / kRun * kSize));
+  }
+  __device__ void store(int row, int col, const Group<kSize>& group, Location location = {}) const {
     Vector vector;
     for (int k = 0; k < kSize; ++k) vector.values[k] = from_float<T>(group[k]);
-    store_16(values, at(row, col), std::bit_cast<Bytes16>(vector), place);
+    store_16(values, at(row, col), std::bit_cast<Bytes16>(vector), location);
   }
-  __device__ Group<kSize> load(int row, int col, Location place = {}) const {
-    const auto vector = std::bit_cast<Vector>(load_16(values, at(row, col), place));
+  __device__ Group<kSize> load(int row, int col, Location location = {}) const {
+    const auto vector = std::bit_cast<Vector>(load_16(values, at(row, col), location));
     Group<kSize> group;
     for (int k = 0; k < kSize; ++k) group[k] = to_float(vector.values[k]);
     return group;
@@ -203,17 +205,19 @@ struct Tile {
 
 // Maxima of the blocks of 16 x 16, or of the tile in all of them.
 __device__ inline uint32_t block_at(int row, int col) {
-  return static_cast<uint32_t>(row / kRun * (kTile / kRun) + col / kRun);
+  return static_cast<uint32_t>(row / kRun * (kQuantizeTileSize / kRun) + col / kRun);
 }
 template <ScaleLayout kLayout, class T>
-__device__ void find_block_maxima(const Tile<T>& tile, uint32_t largest, const Shared<uint32_t>& maxima) {
-  static_assert(kTileThreads == 4 * (kTile / kRun) * (kTile / kRun));
+__device__ void find_block_maxima(const QuantizeTile<T>& tile, uint32_t largest,
+                                  const Shared<uint32_t>& maxima) {
+  static_assert(kQuantizeThreads == 4 * (kQuantizeTileSize / kRun) * (kQuantizeTileSize / kRun));
   const int block = thread_index() / 4, quarter = thread_index() % 4;
   if constexpr (kLayout == ScaleLayout::block_128x128) {
     largest = block_reduce(largest, uint32_t{0}, MaxBits());
   } else {
     sync_threads();
-    const int row = block / (kTile / kRun) * kRun + quarter * (kRun / 4), col = block % (kTile / kRun) * kRun;
+    const int row = block / (kQuantizeTileSize / kRun) * kRun + quarter * (kRun / 4),
+              col = block % (kQuantizeTileSize / kRun) * kRun;
     largest = 0;
     // Lanes begin in different columns, which lie in different banks.
     for (int i = 0; i < kRun * kRun / 4; ++i) {
@@ -229,14 +233,14 @@ __device__ void find_block_maxima(const Tile<T>& tile, uint32_t largest, const S
 // body(row, column) for the groups of a tile that a thread reads, and encodes along rows.
 template <class T, class Body>
 __device__ void for_groups(const Body& body) {
-  constexpr int kSize = kGroup<T>, kLanes = kTile / kSize, kRows = kTileThreads / kLanes;
+  constexpr int kSize = kGroup<T>, kLanes = kQuantizeTileSize / kSize, kRows = kQuantizeThreads / kLanes;
   const int col = thread_index() % kLanes * kSize;
-  for (int row = thread_index() / kLanes; row < kTile; row += kRows) body(row, col);
+  for (int row = thread_index() / kLanes; row < kQuantizeTileSize; row += kRows) body(row, col);
 }
 
 // Reads the tile, all elements of which are 0 outside of the matrix. Returns the maximum of this thread's.
 template <class Source, class T>
-__device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, const Tile<T>& tile) {
+__device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, const QuantizeTile<T>& tile) {
   constexpr int kSize = kGroup<T>;
   const int64_t rows = task.rows.rows, cols = task.rows.cols;
   uint32_t largest = 0;
@@ -244,9 +248,10 @@ __device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, co
     largest = MaxBits()(largest_of_values<kSize>(group.v), largest);
   };
   if constexpr (Source::kCopies)
-    if (source.has_vectors() && tile.first_row + kTile <= rows && tile.first_col + kTile <= cols) {
+    if (source.has_vectors() && tile.first_row + kQuantizeTileSize <= rows &&
+        tile.first_col + kQuantizeTileSize <= cols) {
       for_groups<T>([&](int row, int col) {
-        copy_async<16>(tile.values, Tile<T>::at(row, col),
+        copy_async<16>(tile.values, QuantizeTile<T>::at(row, col),
                        source.address(tile.first_row + row, tile.first_col + col));
       });
       commit_copies();
@@ -266,7 +271,7 @@ __device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, co
 
 // The groups that read_tile() has stored by the same thread.
 template <ScaleLayout kLayout, class T>
-__device__ void encode_rows_of_tile(const Tile<T>& tile, const EncodedRows& rows,
+__device__ void encode_rows_of_tile(const QuantizeTile<T>& tile, const EncodedRows& rows,
                                     const Shared<uint32_t>& maxima, bool several_rows) {
   for_groups<T>([&](int row, int col) {
     const auto group = tile.load(row, col);
@@ -279,13 +284,13 @@ __device__ void encode_rows_of_tile(const Tile<T>& tile, const EncodedRows& rows
 // A thread takes a run of a column, and its neighbors the others of the column. Returns the maximum of the
 // thread's values, which are transformed first if the format says so.
 template <ScaleLayout kLayout, class T>
-__device__ uint32_t encode_columns_of_tile(const Tile<T>& tile, const EncodedRows& columns,
+__device__ uint32_t encode_columns_of_tile(const QuantizeTile<T>& tile, const EncodedRows& columns,
                                            const Shared<uint32_t>& maxima, bool several_rows) {
-  constexpr int kRuns = kTile / kRun;
+  constexpr int kRuns = kQuantizeTileSize / kRun;
   const int row = thread_index() % kRuns * kRun;
   const int64_t first = tile.first_row + row;
   uint32_t largest = 0;
-  for (int col = thread_index() / kRuns; col < kTile; col += kTileThreads / kRuns) {
+  for (int col = thread_index() / kRuns; col < kQuantizeTileSize; col += kQuantizeThreads / kRuns) {
     float values[kRun];
     for (int k = 0; k < kRun; ++k) values[k] = tile.element(row + k, col);
     // A shorter run at the end stays as it is.
@@ -299,13 +304,14 @@ __device__ uint32_t encode_columns_of_tile(const Tile<T>& tile, const EncodedRow
 }
 
 template <ScaleLayout kLayout, class Source>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, kLayout == ScaleLayout::block_1x16 ? 2 : 3)
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kQuantizeThreads, kLayout == ScaleLayout::block_1x16 ? 2 : 3)
     quantize_kernel(Source source, QuantizeTask task) {
   using T = typename Source::Stored;
   CAPSTAN_DYNAMIC_SHARED(T, values);
-  CAPSTAN_SHARED(uint32_t, maxima, (kTile / kRun) * (kTile / kRun));
-  const int64_t across = ceil_div(task.rows.cols, int64_t{kTile});
-  const Tile<T> tile{values, block_index() / across * kTile, block_index() % across * kTile};
+  CAPSTAN_SHARED(uint32_t, maxima, (kQuantizeTileSize / kRun) * (kQuantizeTileSize / kRun));
+  const int64_t across = ceil_div(task.rows.cols, int64_t{kQuantizeTileSize});
+  const QuantizeTile<T> tile{values, block_index() / across * kQuantizeTileSize,
+                             block_index() % across * kQuantizeTileSize};
   const uint32_t largest = read_tile(source, task, tile);
   if (task.amax) record_maximum(largest, task.amax);
   if (!task.reads_tile()) return;
@@ -357,9 +363,11 @@ void by_layout_of_output(const QuantizeTask& task, const Body& body) {
 template <ScaleLayout kLayout, class Source>
 void quantize_source(Context& c, const Source& source, const QuantizeTask& task) {
   using T = typename Source::Stored;
-  const int64_t tiles = ceil_div(task.rows.rows, int64_t{kTile}) * ceil_div(task.rows.cols, int64_t{kTile});
-  const size_t shared = Source::kCopies || task.reads_tile() ? sizeof(T) * kTile * kTile : 0;
-  launch(c, {tiles, kTileThreads, shared}, quantize_kernel<kLayout, Source>, source, task);
+  const int64_t tiles = ceil_div(task.rows.rows, int64_t{kQuantizeTileSize}) *
+                        ceil_div(task.rows.cols, int64_t{kQuantizeTileSize});
+  const size_t shared =
+      Source::kCopies || task.reads_tile() ? sizeof(T) * kQuantizeTileSize * kQuantizeTileSize : 0;
+  launch(c, {tiles, kQuantizeThreads, shared}, quantize_kernel<kLayout, Source>, source, task);
   fill_scale_gaps(c, task.rows);
   fill_scale_gaps(c, task.columns);
 }

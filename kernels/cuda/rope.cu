@@ -1,7 +1,7 @@
-// RoPE and QK norm, a warp to a head and a block of threads to consecutive tokens. Bytes moved in fp32 for
-// E = heads * head_dim + groups * head_dim elements of a row: forward 8 rows E; backward 8 rows E, with a
-// norm 12 rows E (the second reading of a head comes from the L1 cache). A lane owns pairs of elements that
-// rotate together, in every head, so that an output may be its input.
+// RoPE and QK norm, one warp for each head and one block of threads for consecutive tokens. Bytes moved in
+// fp32 for E = heads * head_dim + groups * head_dim elements of a row: forward 8 rows E; backward 8 rows E,
+// with a norm 12 rows E (the second read of a head hits the L1 cache). A lane processes both elements of each
+// pair that rotates together, so that the output may overwrite the input.
 #include "kernels/rope.hpp"
 
 #include "kernels/cuda/device.hpp"
@@ -13,8 +13,6 @@ namespace {
 
 // Partial rows of the gradients of the weights, at most.
 constexpr int64_t kMostPartials = 256;
-// A block's sums of these gradients, for each of its warps.
-constexpr int64_t kMostSharedBytes = int64_t{224} << 10;
 
 // Queries or keys.
 template <class T>
@@ -142,7 +140,7 @@ struct RopeBackward {
   RopeAngles angles;
   HeadArray<T> dq, dk, q, k, dq_in, dk_in;
   NormWeights<T> q_weights, k_weights;
-  // Rows to a block of threads.
+  // Rows per block of threads.
   int64_t block;
   // [blocks, 4, head_dim]: gamma and beta of queries, then of keys. Null: not wanted.
   float* partials;
@@ -254,7 +252,8 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
   if (partial && !partials) return;
   const int threads = threads_for_heads(s);
   const int64_t shared = partial ? threads / kWarp * 4 * s.head_dim * static_cast<int64_t>(sizeof(float)) : 0;
-  if (shared > kMostSharedBytes)
+  // A block's sums of these gradients, for each of its warps.
+  if (shared > static_cast<int64_t>(most_shared_bytes()))
     return refuse(c, "the gradients of QK norm weights of such large heads do not fit into shared memory");
   const int64_t block = partial ? backward_block(s) : 1, blocks = ceil_div(s.rows, block);
   by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data, weights.q_gamma, weights.k_gamma},

@@ -1,5 +1,6 @@
 // Work at the end of a step: a few numbers, in a fixed order, and the fingerprint of gradients, whose sum of
-// integers is the same in any order.
+// integers is the same in any order. Bytes moved: those of the gradients, once, for a fingerprint; else a few
+// hundred.
 #include "kernels/step_control.hpp"
 
 #include "kernels/common/step_control.hpp"

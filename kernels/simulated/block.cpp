@@ -458,7 +458,7 @@ void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> 
     for (int64_t i = begin; i < end; ++i)
       block.run(block_at(i), shape.blocks, shape.threads, shape.shared_bytes, order_now, kernel);
   };
-  // Threads to a tile of the pool: below, waking a thread of the host costs more than it saves.
+  // CUDA threads per tile of the thread pool; for fewer, waking a host thread costs more than it saves.
   constexpr int64_t kTileThreads = 8192;
   const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
                 tiles = ceil_div(shape.blocks, tile);

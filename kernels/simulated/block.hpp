@@ -99,7 +99,7 @@ class Block {
   // Completes all groups of this thread but the `pending` latest.
   void wait_for_copies(int pending);
 
-  // Throws; `what` is a sentence without its place.
+  // Throws; `what` is a sentence without its location.
   [[noreturn]] void report(Location at, const std::string& what) const;
   // "thread 5 of block 0"
   std::string name_of(int thread) const;
@@ -138,7 +138,6 @@ class Block {
   void suspend(State state, Location at);
   void switch_to(int thread);
   Fiber& take_fiber();
-  void release_barrier();
   void release_warp(int warp, uint32_t lanes);
   [[noreturn]] void report_stuck() const;
   void check_return() const;

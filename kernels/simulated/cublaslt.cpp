@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -188,6 +189,8 @@ cublasStatus_t check_scale(const char* name, const void* scale, int32_t mode) {
 // The rules of 8-bit and 4-bit matrices: order, 16 bytes, scales.
 cublasStatus_t check_narrow(const Problem& p) {
   const cublasLtMatmulDescOpaque_t& o = p.operation;
+  if (o.fast_accumulation && (!is_fp8_type(p.a.type) || o.a_scale_mode != 0))
+    return unsupported("fast accumulation is for 8-bit matrices with a scale of the tensor");
   if (!p.is_scaled()) {
     if (o.a_scale || o.b_scale || o.a_scale_mode != 0 || o.b_scale_mode != 0)
       return invalid("scales are for 8-bit and 4-bit matrices only");
@@ -279,9 +282,10 @@ uint64_t digest_of(const Problem& p) {
     digest ^= digest >> 29;
   };
   const cublasLtMatmulDescOpaque_t& o = p.operation;
-  for (const int64_t value : {int64_t{o.compute}, int64_t{o.pointer_mode}, int64_t{o.trans_a},
-                              int64_t{o.trans_b}, int64_t{o.epilogue}, int64_t{o.bias_type}, o.auxiliary_ld,
-                              o.auxiliary_stride, int64_t{o.a_scale_mode}, int64_t{o.b_scale_mode}})
+  for (const int64_t value :
+       {int64_t{o.compute}, int64_t{o.pointer_mode}, int64_t{o.trans_a}, int64_t{o.trans_b},
+        int64_t{o.epilogue}, int64_t{o.bias_type}, o.auxiliary_ld, o.auxiliary_stride,
+        int64_t{o.a_scale_mode}, int64_t{o.b_scale_mode}, int64_t{o.fast_accumulation}})
     add(value);
   for (const auto* x : {&p.a, &p.b, &p.d}) {
     add(x->type), add(x->rows), add(x->cols), add(x->ld), add(x->batch), add(x->stride);
@@ -305,7 +309,7 @@ cublasStatus_t check_alignment(const char* name, const void* data, const cublasL
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// ---- the product
+// ---- the GEMM
 
 // The operand of a column-major matrix with the elements of k in its columns; scales in the CPU's order.
 struct CodeOperand {
@@ -352,8 +356,8 @@ GemmEpilogue cpu_epilogue(const Problem& p) {
   return e;
 }
 
-// A product and its arrays.
-struct Product {
+// A GEMM and its arrays.
+struct MatmulCall {
   Problem problem;
   // Factors in host memory, or addresses of those in device memory.
   float alpha, beta;
@@ -375,7 +379,19 @@ GemmShape row_major_shape(const Problem& p) {
   s.stride_a = p.b.stride, s.stride_b = p.a.stride, s.stride_c = p.d.stride;
   return s;
 }
-void multiply(const Product& x, Context& c) {
+// Returns a copy of an fp32 matrix rounded to TF32 (10 bits of mantissa): to nearest, ties away from zero.
+std::vector<float> rounded_to_tf32(const void* values, const cublasLtMatrixLayoutOpaque_t& x) {
+  const int64_t count =
+      x.stride * (x.batch - 1) + x.ld * static_cast<int64_t>(x.cols - 1) + static_cast<int64_t>(x.rows);
+  const float* const from = static_cast<const float*>(values);
+  std::vector<float> rounded(from, from + count);
+  for (float& value : rounded)
+    if (std::isfinite(value))
+      value = std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x1000u) & ~uint32_t{0x1fff});
+  return rounded;
+}
+
+void multiply(const MatmulCall& x, Context& c) {
   const Problem& p = x.problem;
   const cublasLtMatmulDescOpaque_t& o = p.operation;
   // An algorithm may write the full workspace.
@@ -391,6 +407,13 @@ void multiply(const Product& x, Context& c) {
   } else {
     left.operand = In{x.b, dtype_of(p.b.type)};
     right.operand = In{x.a, dtype_of(p.a.type)};
+  }
+  std::vector<float> rounded_left, rounded_right;
+  if (o.compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
+    rounded_left = rounded_to_tf32(x.b, p.b);
+    rounded_right = rounded_to_tf32(x.a, p.a);
+    left.operand.data = rounded_left.data();
+    right.operand.data = rounded_right.data();
   }
   const Out out{x.d, dtype_of(p.d.type)};
   const Gemm& gemm = *cpu_table().gemm;
@@ -462,7 +485,8 @@ cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operation, cublasComp
                 .a_scale = nullptr,
                 .b_scale = nullptr,
                 .a_scale_mode = 0,
-                .b_scale_mode = 0};
+                .b_scale_mode = 0,
+                .fast_accumulation = 0};
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
@@ -490,6 +514,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
       return take(operation->a_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
       return take(operation->b_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return take(operation->fast_accumulation, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       return take(operation->bias_type, value, bytes);
     case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
@@ -582,7 +608,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               cudaStream_t stream) {
   if (!handle) return fail_call(CUBLAS_STATUS_NOT_INITIALIZED, "no handle");
   if (!operation || !alpha || !beta || !a_layout || !b_layout || !c_layout || !d_layout || !stream)
-    return invalid("a product without all of its arguments");
+    return invalid("cublasLtMatmul lacks an argument");
   const Problem problem{*operation, *a_layout, *b_layout, *d_layout};
   if (const cublasStatus_t status = check_problem(problem); status != CUBLAS_STATUS_SUCCESS) return status;
   // A limit of this simulation, not of cuBLASLt.
@@ -604,16 +630,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     return invalid("the workspace is not aligned to 256 bytes");
   {
     const std::scoped_lock lock(calls_mutex);
-    ++calls.products;
+    ++calls.gemms;
     calls.compute = operation->compute;
+    calls.fast_accumulation = operation->fast_accumulation != 0;
     calls.epilogue = operation->epilogue;
   }
-  Product product{problem, 0, 0, alpha, beta, a, b, d, workspace, static_cast<size_t>(data.workspace)};
+  MatmulCall call{problem, 0, 0, alpha, beta, a, b, d, workspace, static_cast<size_t>(data.workspace)};
   if (operation->pointer_mode == CUBLASLT_POINTER_MODE_HOST) {
-    product.alpha = *static_cast<const float*>(alpha);
-    product.beta = *static_cast<const float*>(beta);
+    call.alpha = *static_cast<const float*>(alpha);
+    call.beta = *static_cast<const float*>(beta);
   }
-  enqueue_work(*stream, [product](Context& context) { multiply(product, context); });
+  enqueue_work(*stream, [call](Context& context) { multiply(call, context); });
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -66,6 +66,7 @@ enum cublasLtMatmulDescAttributes_t : int32_t {
   CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE = 13,
   CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
   CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+  CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
   CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,
   CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32,
@@ -97,6 +98,7 @@ struct cublasLtMatmulDescOpaque_t {
   int64_t auxiliary_ld, auxiliary_stride;
   const void *a_scale, *b_scale;
   int32_t a_scale_mode, b_scale_mode;
+  int8_t fast_accumulation;
 };
 struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType_t type;
@@ -200,10 +202,11 @@ std::string text_of(cublasStatus_t status);
 void set_compute_capability(int capability);
 // Calls of cublasLtMatmul, and searches for an algorithm, of the process so far.
 struct CublasLtCalls {
-  int64_t products = 0, searches = 0;
+  int64_t gemms = 0, searches = 0;
   // Types of the latest GEMM.
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  bool fast_accumulation = false;
 };
 CublasLtCalls cublaslt_calls();
 

@@ -5,10 +5,10 @@
 
 #include <boost/context/detail/fcontext.hpp>
 #include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define CAPSTAN_ADDRESS_SANITIZER 1
@@ -59,7 +59,7 @@ Fiber::Fiber(Entry entry, void* argument) : entry_(entry), argument_(argument), 
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
     fail(ErrorCode::no_fit,
-         std::string("the stack of a simulated thread cannot be allocated: ") + std::strerror(errno));
+         "the stack of a simulated thread cannot be allocated: " + system_error_text(errno));
   // A stack that overflows crashes.
   ::mprotect(memory, page_bytes(), PROT_NONE);
   stack_ = static_cast<std::byte*>(memory) + page_bytes();

@@ -119,8 +119,8 @@ inline uint32_t ballot(bool predicate, uint32_t mask = kAllLanes, Location at = 
     std::fill_n(values, kWarp, bits);
   });
 }
-// Joins the values of all lanes by the butterfly of five shuffles, in which all wait only once: the bits are
-// those of a GPU. `lanes`: of each group whose values are joined, a power of two.
+// Reduces the values of all lanes as five butterfly shuffles do, with one wait instead of five; the result
+// has the bits of a GPU. `lanes`: size of each reduced group, a power of two.
 template <class T, class Join>
 T warp_reduce(T value, Join&& join, int lanes = kWarp, Location at = {}) {
   return running_block->exchange(at, kAllLanes, value, [&](T* values) {

@@ -1,4 +1,4 @@
-// A place in a kernel's source.
+// A source location in a kernel.
 #pragma once
 
 #include <cstring>

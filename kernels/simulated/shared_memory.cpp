@@ -1,8 +1,10 @@
 #include "kernels/simulated/shared_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/error.hpp"
+#include "kernels/common/shared_memory_limits.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define CAPSTAN_POISONS_SHARED_MEMORY 1
@@ -18,24 +20,30 @@
 namespace capstan::kernels::simulated {
 
 namespace {
-// Guard bytes on either side of an array. The array is aligned to them.
-constexpr size_t kGuardBytes = 128;
-constexpr std::byte kGuard{0xA5};
-// Bytes of shared memory that a block may have on the architectures from sm_90 on.
-constexpr size_t kMostBytes = size_t{227} << 10;
-// Bytes of shared memory that the arrays of constant size of a block may have.
-constexpr size_t kMostStaticBytes = size_t{48} << 10;
+std::atomic<size_t> most_bytes = kMostSharedBytes;
+}  // namespace
+size_t most_shared_bytes() {
+  return most_bytes;
+}
+void set_most_shared_bytes(size_t bytes) {
+  most_bytes = bytes;
+}
+
+namespace {
+// Sentinel bytes on either side of an array. The array is aligned to their number.
+constexpr size_t kSentinelBytes = 128;
+constexpr std::byte kSentinel{0xA5};
 
 template <bool kPoison>
-void mark_guards([[maybe_unused]] SharedArray& array, [[maybe_unused]] size_t bytes) {
+void mark_sentinels([[maybe_unused]] SharedArray& array, [[maybe_unused]] size_t bytes) {
 #ifdef CAPSTAN_POISONS_SHARED_MEMORY
   // The address sanitizer ends a range exactly where the next one begins a multiple of 8.
   std::byte* const end = array.data + bytes;
   if constexpr (kPoison) {
-    __asan_poison_memory_region(array.data - kGuardBytes, kGuardBytes);
-    __asan_poison_memory_region(end, kGuardBytes);
+    __asan_poison_memory_region(array.data - kSentinelBytes, kSentinelBytes);
+    __asan_poison_memory_region(end, kSentinelBytes);
   } else {
-    __asan_unpoison_memory_region(array.data - kGuardBytes, 2 * kGuardBytes + bytes);
+    __asan_unpoison_memory_region(array.data - kSentinelBytes, 2 * kSentinelBytes + bytes);
   }
 #endif
 }
@@ -63,37 +71,42 @@ SharedArray& SharedMemory::array(const SharedSite& site, int64_t count, size_t e
 }
 
 void SharedMemory::count_bytes(const SharedArray& array, size_t bytes, bool dynamic) {
-  const std::string place = array.site->at.text() + ": ";
+  const std::string location = array.site->at.text() + ": ";
   if (dynamic && dynamic_)
-    fail(ErrorCode::internal, place + array.site->name + " lies in the same dynamic shared memory as " +
+    fail(ErrorCode::internal, location + array.site->name + " lies in the same dynamic shared memory as " +
                                   dynamic_->name + " (" + dynamic_->at.text() + ")");
   if (dynamic) dynamic_ = array.site;
   (dynamic ? dynamic_bytes_ : static_bytes_) += bytes;
-  if (static_bytes_ > kMostStaticBytes)
-    fail(ErrorCode::internal, place + "the arrays of shared memory that a kernel declares have " +
+  if (static_bytes_ > kDefaultSharedBytes)
+    fail(ErrorCode::internal, location + "the arrays of shared memory that a kernel declares have " +
                                   std::to_string(static_bytes_) + " bytes, and a GPU allows " +
-                                  std::to_string(kMostStaticBytes));
-  if (static_bytes_ + dynamic_bytes_ > kMostBytes)
-    fail(ErrorCode::internal, place + "the shared memory of a block has " +
-                                  std::to_string(static_bytes_ + dynamic_bytes_) +
-                                  " bytes, and a GPU allows " + std::to_string(kMostBytes));
+                                  std::to_string(kDefaultSharedBytes));
+  const size_t all = static_bytes_ + dynamic_bytes_;
+  if (dynamic_bytes_ > 0 && all > kDefaultSharedBytes && !raises_shared_limit(dynamic_bytes_))
+    fail(ErrorCode::internal, location + "the shared memory of a block has " + std::to_string(all) +
+                                  " bytes, and a launch with " + std::to_string(dynamic_bytes_) +
+                                  " of them allows " + std::to_string(kDefaultSharedBytes));
+  if (all > most_shared_bytes())
+    fail(ErrorCode::internal, location + "the shared memory of a block has " + std::to_string(all) +
+                                  " bytes, and a GPU allows " + std::to_string(most_shared_bytes()));
 }
 
 void SharedMemory::prepare(SharedArray& array, int64_t count, size_t element_bytes) {
   const size_t bytes = static_cast<size_t>(count) * element_bytes;
   const bool resize = array.count != count || array.element_bytes != element_bytes;
   if (resize) {
-    if (array.data) mark_guards<false>(array, static_cast<size_t>(array.count) * array.element_bytes);
-    array.storage.assign(bytes + 3 * kGuardBytes, kGuard);
+    if (array.data) mark_sentinels<false>(array, static_cast<size_t>(array.count) * array.element_bytes);
+    array.storage.assign(bytes + 3 * kSentinelBytes, kSentinel);
     const auto start = reinterpret_cast<uintptr_t>(array.storage.data());
-    array.data = array.storage.data() + kGuardBytes + (kGuardBytes - start % kGuardBytes) % kGuardBytes;
+    array.data =
+        array.storage.data() + kSentinelBytes + (kSentinelBytes - start % kSentinelBytes) % kSentinelBytes;
     array.count = count;
     array.element_bytes = element_bytes;
     array.elements.resize(static_cast<size_t>(count));
   }
   std::fill_n(array.data, bytes, std::byte{0xFF});
   std::fill(array.elements.begin(), array.elements.end(), SharedElement{});
-  if (resize) mark_guards<true>(array, bytes);
+  if (resize) mark_sentinels<true>(array, bytes);
   array.used = true;
 }
 
@@ -102,9 +115,9 @@ void SharedMemory::end_block() const {
   for (const auto& array : arrays_) {
     if (!array->used) continue;
     const size_t bytes = static_cast<size_t>(array->count) * array->element_bytes;
-    const auto intact = [](std::byte b) { return b == kGuard; };
-    if (!std::all_of(array->data - kGuardBytes, array->data, intact) ||
-        !std::all_of(array->data + bytes, array->data + bytes + kGuardBytes, intact))
+    const auto intact = [](std::byte b) { return b == kSentinel; };
+    if (!std::all_of(array->data - kSentinelBytes, array->data, intact) ||
+        !std::all_of(array->data + bytes, array->data + bytes + kSentinelBytes, intact))
       fail(ErrorCode::internal, array->site->at.text() + ": a thread wrote outside of " +
                                     std::string(array->site->name) + ", which has " +
                                     std::to_string(array->count) + " elements");

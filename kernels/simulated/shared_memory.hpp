@@ -14,6 +14,10 @@
 
 namespace capstan::kernels::simulated {
 
+// Bytes of shared memory that a launch may have on the simulated GPU; initially kMostSharedBytes.
+size_t most_shared_bytes();
+void set_most_shared_bytes(size_t bytes);
+
 // A declaration of shared memory.
 struct SharedSite {
   const char* name;
@@ -40,7 +44,7 @@ struct SharedArray {
   const SharedSite* site = nullptr;
   int64_t count = 0;
   size_t element_bytes = 0;
-  // The elements, between the guard bytes.
+  // The elements, between the sentinel bytes.
   std::byte* data = nullptr;
   std::vector<std::byte> storage;
   std::vector<SharedElement> elements;
@@ -69,13 +73,13 @@ class SharedMemory {
   const SharedSite* dynamic_ = nullptr;
 };
 
-// An index with the place where it is used.
+// An index with the source location of its use.
 struct Index {
   int64_t value;
   Location at;
   template <class I>
   requires std::is_integral_v<I>
-  constexpr Index(I index, Location place = {}) : value(static_cast<int64_t>(index)), at(place) {}
+  constexpr Index(I index, Location location = {}) : value(static_cast<int64_t>(index)), at(location) {}
 };
 
 void read_shared(SharedArray& array, Index i);
@@ -116,7 +120,7 @@ class Shared {
   SharedReference<T> operator[](Index i) const { return {array_, i}; }
   int64_t size() const { return array_.count; }
   SharedArray& array() const { return array_; }
-  // Accesses through the pointer are checked by the guard bytes only.
+  // Accesses through the pointer are checked by the sentinel bytes only.
   T* data() const { return reinterpret_cast<T*>(array_.data); }
 
  private:

@@ -40,8 +40,8 @@ class FailureHandler {
 // process leaves it.
 class LaunchedWorld {
  public:
-  // A rank that left a broken world in good order would wait for the other ranks; one that just ends makes
-  // the launcher end them.
+  // In a broken world the destructor of `World` would wait for the other ranks. Without it the process ends,
+  // and the launcher ends the others.
   ~LaunchedWorld() {
     if (broken_) static_cast<void>(world_.release());
   }
@@ -117,7 +117,7 @@ Outcome train_in_launched_world(const Config& config, const TrainOptions& option
   const config::Config& resolved = config.impl().resolution.config;
   require_ranks(resolved, launched_world().size,
                 "resolve it with a world_size of capstan::launched_world().size");
-  // The world is never destroyed, because the watchdog of a broken world runs until the process has ended.
+  // The handler is never destroyed: the watchdog of a broken world calls it until the process has ended.
   static FailureHandler& failures = *new FailureHandler;
   static LaunchedWorld launched;
   failures.set(options.on_rank_failure);

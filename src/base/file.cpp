@@ -1,6 +1,7 @@
 #include "base/file.hpp"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <stdio.h>
@@ -26,6 +27,15 @@ std::string system_error_text(int error_number) {
   return std::generic_category().message(error_number);
 }
 
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
 [[noreturn]] static void fail_io(const char* action, const fs::path& path, int error_number) {
   const bool missing = error_number == ENOENT || error_number == ENOTDIR;
   if (missing && std::strcmp(action, "open") == 0) fail_not_found("file", path.string());
@@ -34,20 +44,11 @@ std::string system_error_text(int error_number) {
 }
 
 namespace {
-class Descriptor {
- public:
-  Descriptor(const fs::path& path, int flags, mode_t mode, const char* action)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
-    if (fd_ < 0) fail_io(action, path, errno);
-  }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
+int open_or_fail(const fs::path& path, int flags, const char* action) {
+  const int fd = ::open(path.c_str(), flags | O_CLOEXEC);
+  if (fd < 0) fail_io(action, path, errno);
+  return fd;
+}
 
 uint64_t regular_size(int fd, const fs::path& path) {
   struct stat status {};
@@ -101,7 +102,7 @@ void require_stored_file(int descriptor, const fs::path& path) {
 
 std::string read_file(const fs::path& path, uint64_t limit) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
-  const Descriptor file(path, O_RDONLY | O_NONBLOCK, 0, "open");
+  const FileDescriptor file(open_or_fail(path, O_RDONLY | O_NONBLOCK, "open"));
   const uint64_t size = regular_size(file.get(), path);
   if (size > limit)
     fail(ErrorCode::format, "`" + path.string() + "` has " + std::to_string(size) + " bytes; the limit is " +
@@ -122,7 +123,7 @@ std::string read_file(const fs::path& path, uint64_t limit) {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  const Descriptor file(path, O_RDONLY | O_NONBLOCK, 0, "open");
+  const FileDescriptor file(open_or_fail(path, O_RDONLY | O_NONBLOCK, "open"));
   size_ = regular_size(file.get(), path);
   if (size_ == 0) return;
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -196,8 +197,8 @@ void FileWriter::finish(bool sync) {
 }
 
 void sync_directory(const fs::path& path) {
-  const Descriptor directory(path.empty() ? fs::path(".") : path, O_RDONLY | O_DIRECTORY, 0,
-                             "open directory");
+  const FileDescriptor directory(
+      open_or_fail(path.empty() ? fs::path(".") : path, O_RDONLY | O_DIRECTORY, "open directory"));
   if (::fsync(directory.get()) != 0) fail_io("sync directory", path, errno);
 }
 

@@ -1,8 +1,10 @@
 #include "base/missing.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/text.hpp"
+#include "base/utf8.hpp"
 #include "base/wording.hpp"
 
 namespace capstan {
@@ -10,7 +12,7 @@ namespace capstan {
 namespace fs = std::filesystem;
 
 std::string not_found_text(std::string_view what, std::string_view name) {
-  return "not found: " + std::string(what) + " = " + std::string(name);
+  return "not found: " + std::string(what) + " = " + escape_name(name);
 }
 
 namespace {
@@ -70,6 +72,20 @@ struct MissingPath {
   fs::path below;
 };
 
+// Datasets that are near a name where neither has the suffix that preparation adds: `onee` and
+// `one_text_document`.
+std::vector<std::string> near_without_suffix(std::string_view name,
+                                             const std::vector<std::string>& datasets) {
+  constexpr std::string_view kSuffix = "_text_document";
+  std::vector<std::string> stems;
+  for (const std::string& dataset : datasets)
+    if (dataset.ends_with(kSuffix)) stems.push_back(dataset.substr(0, dataset.size() - kSuffix.size()));
+  if (name.ends_with(kSuffix)) name.remove_suffix(kSuffix.size());
+  std::vector<std::string> matches = near_matches(name, stems, kMaxNames);
+  for (std::string& match : matches) match += kSuffix;
+  return matches;
+}
+
 // Entries of a directory near the last component of a path.
 std::vector<fs::path> near_entries(const MissingPath& path, NamedThing thing) {
   std::string name = path.missing;
@@ -84,6 +100,7 @@ std::vector<fs::path> near_entries(const MissingPath& path, NamedThing thing) {
   if (dataset && matches.empty())
     for (const std::string& candidate : candidates)
       if (candidate.starts_with(name + "_") && matches.size() < kMaxNames) matches.push_back(candidate);
+  if (dataset && matches.empty()) matches = near_without_suffix(name, candidates);
   std::vector<fs::path> result;
   for (const std::string& match : matches)
     if (dataset || match != name) result.push_back(path.directory / match);
@@ -181,22 +198,56 @@ std::string near_paths_help(const std::vector<std::string>& names) {
   return text + "?";
 }
 
-std::string download_help(const fs::path& name, HubKind kind) {
-  const fs::path path = name.lexically_normal();
-  const std::string model = path.filename().string(), owner = path.parent_path().filename().string();
+namespace {
+
+struct HubName {
+  std::string owner, model, revision;
+};
+
+// "https://huggingface.co/ORG/NAME/tree/main" names ORG/NAME. The slashes of an address collapse in a path.
+std::optional<HubName> hub_name_of_address(const fs::path& path) {
+  const std::vector<fs::path> parts(path.begin(), path.end());
+  auto at = std::find_if(parts.begin(), parts.end(),
+                         [](const fs::path& part) { return part == "huggingface.co" || part == "hf.co"; });
+  if (at == parts.end()) return std::nullopt;
+  if (++at != parts.end() && *at == "datasets") ++at;
+  if (parts.end() - at < 2) return std::nullopt;
+  return HubName{at[0].string(), at[1].string(), {}};
+}
+
+// "ORG/NAME" and "ORG/NAME@REVISION", unless the directory ORG exists.
+std::optional<HubName> hub_name_of(const fs::path& path) {
+  if (auto named = hub_name_of_address(path)) return named;
   std::error_code unknown;
-  if (!is_hub_word(model) || !is_hub_word(owner) || fs::exists(path.parent_path(), unknown)) return {};
-  const fs::path parent = path.parent_path().parent_path();
-  if (path.is_absolute() ? !fs::is_directory(parent, unknown) : !parent.empty()) return {};
+  const fs::path directory = path.parent_path(), above = directory.parent_path();
+  // `runs/NAME` is a run.
+  if (fs::exists(directory, unknown) || directory.filename() == "runs") return std::nullopt;
+  if (path.is_absolute() ? !fs::is_directory(above, unknown) : !above.empty()) return std::nullopt;
+  HubName name{directory.filename().string(), path.filename().string(), {}};
+  if (const size_t at = name.model.find('@'); at != std::string::npos) {
+    name.revision = name.model.substr(at + 1);
+    name.model.resize(at);
+    if (!is_hub_word(name.revision)) return std::nullopt;
+  }
+  return name;
+}
+
+}  // namespace
+
+std::string download_help(const fs::path& name, HubKind kind) {
+  const auto hub = hub_name_of(name.lexically_normal());
+  if (!hub || !is_hub_word(hub->model) || !is_hub_word(hub->owner)) return {};
+  const std::string& model = hub->model;
+  const std::string revision = hub->revision.empty() ? "" : " --revision " + hub->revision;
   if (kind == HubKind::dataset)
     return "nothing is downloaded by itself; a data set of the Hugging Face Hub comes with: hf download " +
-           owner + "/" + model + " --repo-type dataset --local-dir data/" + model +
+           hub->owner + "/" + model + revision + " --repo-type dataset --local-dir data/" + model +
            ", then name its .json or .jsonl files";
   const std::string start =
       "nothing is downloaded by itself; a model of the Hugging Face Hub comes with: hf download ";
   // `models/NAME` is where a user keeps models, not an organization of the Hub.
-  if (owner == "models") return start + "ORG/" + model + " --local-dir models/" + model;
-  return start + owner + "/" + model + " --local-dir " + model + ", then hf:" + model;
+  if (hub->owner == "models") return start + "ORG/" + model + revision + " --local-dir models/" + model;
+  return start + hub->owner + "/" + model + revision + " --local-dir " + model + ", then hf:" + model;
 }
 
 void fail_not_found(std::string_view what, const std::string& name, std::string otherwise, HubKind kind) {
@@ -218,7 +269,7 @@ void refuse_placeholder(std::span<const std::byte> content, const std::string& f
 
 static std::string_view beginning_of(std::string_view content) {
   content = trim(content.substr(0, 512));
-  return content.starts_with("\xEF\xBB\xBF") ? trim(content.substr(3)) : content;
+  return content.starts_with(kByteOrderMark) ? trim(content.substr(kByteOrderMark.size())) : content;
 }
 
 void refuse_lfs_pointer(std::string_view content, const std::string& file) {

@@ -12,7 +12,8 @@
 
 namespace capstan {
 
-// Returns "not found: WHAT = NAME". what: the field that names it, or what it is: "file", "sweep directory".
+// Returns "not found: WHAT = NAME", on one line. what: the field that names it, or what it is: "file",
+// "sweep directory".
 std::string not_found_text(std::string_view what, std::string_view name);
 
 // The kind of thing that a name stands for, which decides the names that are near. dataset_prefix: PREFIX.bin
@@ -31,8 +32,9 @@ std::vector<std::string> near_runs(const std::string& name, const std::string& d
 std::string near_paths_help(const std::vector<std::string>& names);
 
 enum class HubKind { model, dataset };
-// Explains how to download the model or data set `name` ("org/name", or an absolute path that ends so) from
-// the Hugging Face Hub. Empty if it does not look like a name on the Hub, or if a directory `org` exists.
+// Explains how to download the model or data set `name` from the Hugging Face Hub: "org/name",
+// "org/name@rev", the address of its page, or an absolute path that ends so. Empty if it does not look
+// like a name on the Hub, or if a directory `org` exists.
 std::string download_help(const std::filesystem::path& name, HubKind kind = HubKind::model);
 
 // Throws ErrorCode::not_found with not_found_text(). The help gives similar names, or how to download it, or

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/utf8.hpp"
+
 namespace capstan {
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -105,7 +107,7 @@ std::vector<std::string> near_matches(std::string_view text, std::span<const std
   struct Match {
     size_t distance;
     const std::string* name;
-    // Whether a common part is the only likeness.
+    // True if the names are similar only because one contains the other.
     bool only_part;
   };
   std::vector<Match> matches;
@@ -121,7 +123,7 @@ std::vector<std::string> near_matches(std::string_view text, std::span<const std
   }
   std::stable_sort(matches.begin(), matches.end(),
                    [](const Match& a, const Match& b) { return a.distance < b.distance; });
-  // Beside one slip of the finger, names that merely contain the text are noise.
+  // If a name differs by one typing error, omits names that merely contain the text.
   if (!matches.empty() && matches.front().distance == 1)
     std::erase_if(matches, [](const Match& match) { return match.only_part; });
   std::vector<std::string> result;
@@ -234,6 +236,31 @@ std::string in_quotes(std::string_view text) {
     }
   }
   return result + "\"";
+}
+
+std::string escape_controls(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const CodePoint point = decode_utf8(text, i);
+    const char32_t c = point.value;
+    const bool control = (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0),
+               direction = (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+    if (control || direction) {
+      char escape[16];
+      std::snprintf(escape, sizeof escape, control ? "\\x%02x" : "\\u%04x", static_cast<unsigned>(c));
+      out += escape;
+    } else {
+      append_utf8(out, c);
+    }
+    i += static_cast<size_t>(point.bytes);
+  }
+  return out;
+}
+
+std::string escape_name(std::string_view name) {
+  std::string out;
+  for (const char c : escape_controls(name)) out += c == '\n' ? std::string("\\n") : std::string(1, c);
+  return out;
 }
 
 }  // namespace capstan

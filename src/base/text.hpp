@@ -70,4 +70,10 @@ std::string with_separators(int64_t value);
 // Formats a text as a JSON string with quotes and escapes.
 std::string in_quotes(std::string_view text);
 
+// Escapes the control characters of a text for a terminal, which would obey them: "\x1b". Characters that
+// reverse the direction of writing are escaped as well; line breaks and tabs stay.
+std::string escape_controls(std::string_view text);
+// Escapes a name within a line: its line breaks too, as "\n".
+std::string escape_name(std::string_view name);
+
 }  // namespace capstan

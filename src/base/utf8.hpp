@@ -10,6 +10,9 @@
 
 namespace capstan {
 
+// U+FEFF, with which some programs begin a text file.
+inline constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
 // Byte offset of the first invalid sequence (overlong, surrogate, above U+10FFFF, truncated); nullopt for
 // valid text.
 std::optional<size_t> first_invalid_utf8(std::string_view text);

@@ -173,8 +173,11 @@ Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* re
   std::error_code error;
   if (!fs::exists(path, error)) {
     const std::string near = near_paths_help(near_runs(path.string(), "runs", may_be_meant));
+    const std::string download = near.empty() ? download_help(path) : std::string();
     fail(ErrorCode::not_found, not_found_text("run or checkpoint", path.string()),
-         near.empty() ? kNameOne : near);
+         !near.empty()       ? near
+         : !download.empty() ? download
+                             : kNameOne);
   }
   if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
   if (!fs::is_directory(path, error))

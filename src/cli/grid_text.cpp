@@ -115,10 +115,11 @@ std::string grid_text(const comm::MeshSizes& sizes, std::optional<int64_t> rank)
     }
     const Members members = mesh.members(name, *rank);
     const auto index = std::find(members.begin(), members.end(), *rank) - members.begin();
-    groups.add(
-        {name,
-         members.size() == 1 ? "alone" : std::to_string(index) + " of " + std::to_string(members.size()),
-         members.size() == 1 ? "" : "[" + members_text(members) + "]"});
+    groups.add({name,
+                members.size() == 1
+                    ? "alone"
+                    : "index " + std::to_string(index) + " of " + std::to_string(members.size()),
+                members.size() == 1 ? "" : "[" + members_text(members) + "]"});
   }
   return text + grids.text() + "\n" + groups.text();
 }

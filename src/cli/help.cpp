@@ -71,8 +71,8 @@ size_t line_count(std::string_view text) {
 
 const char* const kCheatSheet =
     "overrides:\n"
-    "  a.b=c      set a field                 section=NAME  choose a preset, section=null none\n"
-    "  list+=x    append, list[0]=x  replace  @FILE         merge a YAML file (also -f FILE)\n"
+    "  a.b=c      set a field                 section=NAME  choose a preset; section=null: none\n"
+    "  list+=x    append; list[0]=x replaces  @FILE         merge a YAML file (also -f FILE)\n"
     "  ~a.b       back to the preset or default             --set, --append, --unset: long forms\n";
 
 struct CommandSummary {
@@ -185,7 +185,7 @@ std::string program_help(bool full) {
       "Capstan trains transformer language models from one YAML recipe.\n\n"
       "usage: capstan COMMAND … [flags]\n\n"
       "  capstan train quickstart dataset=mock train.train_iters=20   # train, on random tokens\n"
-      "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
+      "  capstan check llama3-70b --ranks 128                         # find mistakes before the launch\n\n";
   std::vector<HelpLine> lines;
   // The short help keeps to a small terminal.
   std::string others;
@@ -222,9 +222,15 @@ static std::vector<std::string> names_with_word(const std::vector<std::string>& 
                                                 const std::string& given) {
   std::vector<std::string> found;
   for (const std::string& name : names) {
+    // A short word is similar to too many others.
+    constexpr size_t kLong = 6;
     std::vector<std::string> words;
-    for (const std::string_view word : split(name, '-')) words.emplace_back(word);
-    if (found.size() < 3 && !near_matches(given, words, 1).empty()) found.push_back(name);
+    bool begins = false;
+    for (const std::string_view word : split(name, '-')) {
+      begins = begins || word.starts_with(given);
+      if (given.size() >= kLong) words.emplace_back(word);
+    }
+    if (found.size() < 3 && (begins || !near_matches(given, words, 1).empty())) found.push_back(name);
   }
   return found;
 }

@@ -159,6 +159,9 @@ std::vector<std::string> given_command(const Context& context) {
   return words;
 }
 
+namespace {
+
+// The words after the program name, without --nproc and -C with their values.
 std::vector<std::string> without_nproc(const std::vector<std::string>& command) {
   std::vector<std::string> rest;
   for (size_t i = 1; i < command.size(); ++i) {
@@ -175,8 +178,6 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
   }
   return rest;
 }
-
-namespace {
 
 std::vector<std::string> mpirun_command(const Context& context, int64_t ranks) {
   // Binding is left to the ranks' own thread pools: by default mpirun would pin each of two ranks to one
@@ -300,7 +301,9 @@ int run_mpirun(const Context& context, const LaunchFiles& files, std::vector<std
 
 }  // namespace
 
-int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
+int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal, std::string* death) {
+  std::string unused;
+  std::string& reason = death ? *death : unused;
   g_signals = saves_on_signal ? 0 : 1;
   if (ranks < 1 || ranks > kMaxRanks)
     fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMaxRanks));
@@ -319,18 +322,24 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
   // mpirun exits with 1 after SIGTERM.
   if (g_signals > 1 && code != 0 && code != 75) {
+    reason = "ended at once by a second signal";
     if (saves_on_signal && !context.quiet()) report_second_signal();
     return 128 + static_cast<int>(g_first_signal);
   }
   if (auto failure = files.status_table().report(); failure && !WIFSIGNALED(status)) {
-    if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
+    reason = failure->message();
+    if (code >= 128) {
+      const std::string signal = "it was ended by signal " + std::to_string(code - 128);
+      failure->in(signal);
+      reason += "; " + signal;
+    }
     return report(*failure, context.command_line, {context.messages, context.color_err});
   }
   if (code < 128) return code;
   const std::string signal = "signal " + std::to_string(code - 128);
-  print_stderr(WIFSIGNALED(status)
-                   ? "error: mpirun was ended by " + signal + ", and the ranks with it\n"
-                   : "error: a rank was ended by " + signal + "; mpirun has ended the others\n");
+  reason = WIFSIGNALED(status) ? "mpirun was ended by " + signal + ", and the ranks with it"
+                               : "a rank was ended by " + signal + "; mpirun has ended the others";
+  print_stderr("error: " + reason + "\n");
   return exit_code_of(ErrorCode::rank_failure);
 }
 

@@ -17,7 +17,9 @@ namespace capstan::cli {
 // Returns the exit code of the run: 75 and the codes of `capstan help exit-codes` as the ranks gave them, 4
 // for a rank that died or stalled (reported here, from the ranks' status table), 130 or 143 when ended by the
 // second signal. saves_on_signal false: the first one ends them (train.exit_signal_handler).
-int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal = true);
+// death: is set to the reason if a rank or mpirun died, or a second signal ended them.
+int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal = true,
+                 std::string* death = nullptr);
 
 // Joins the world of this process and runs `body` in it. With several ranks an error is reported here and
 // aborts all of them: an orderly shutdown would wait for ranks that wait for this one. A rank that is gone,
@@ -33,8 +35,5 @@ bool has_parent();
 
 // The command line as the user gave it: that of the parent process if there is one.
 std::vector<std::string> given_command(const Context& context);
-
-// The command that `launch_ranks` starts, without the program name and its flags: for tests.
-std::vector<std::string> without_nproc(const std::vector<std::string>& command);
 
 }  // namespace capstan::cli

@@ -1,6 +1,8 @@
 #include "cli/named_files.hpp"
 
 #include "base/error.hpp"
+#include "cli/report.hpp"
+#include "train/records/run_dir.hpp"
 #include "train/records/run_list.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/inputs.hpp"
@@ -20,7 +22,7 @@ config::Diagnostic diagnostic(const config::Resolution& resolution, config::Leve
   problem.message = file.message;
   problem.path = file.field;
   problem.location = resolution.origin(file.field).location;
-  if (!file.help.empty()) problem.help(file.help);
+  problem.help(with_flags(file.help));
   return problem;
 }
 
@@ -51,11 +53,25 @@ std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolut
   const config::Config& config = resolution.config;
   const bool all = level == config::Level::error;
   const train::RunOptions options = all ? new_run(resolution, {}) : train::RunOptions();
+  train::OpenedFiles opened;
   for (const train::MissingFile& file :
        train::unusable_files(config, train::missing_files(config), all ? Inspection::full : Inspection::quick,
-                             options, &held_data))
+                             options, &opened))
     found.push_back(diagnostic(resolution, level, "C0802", "unusable_file", file));
+  for (const train::MissingFile& warning : opened.warnings)
+    found.push_back(diagnostic(resolution, config::Level::warning, "C0806", "start_warning", warning));
+  held_data = opened.held_data;
   return found;
+}
+
+std::vector<config::Diagnostic> unusable_name(const config::Resolution& resolution) {
+  try {
+    (void)train::run_directory(new_run(resolution, {}));
+    return {};
+  } catch (const Error& error) {
+    const train::MissingFile name{"name", resolution.recipe_name, error.message(), error.marked_help()};
+    return {diagnostic(resolution, config::Level::error, "C0803", "unwritable_directory", name)};
+  }
 }
 
 std::vector<config::Diagnostic> unwritable_directories(const config::Resolution& resolution,
@@ -74,8 +90,15 @@ std::vector<config::Diagnostic> occupied_directories(const config::Resolution& r
     found.push_back(diagnostic(resolution, level, "C0804", "occupied_directory", directory));
   };
   std::string id;
+  const auto refused = [&](const char* field, const Error& error) {
+    // Other errors are those of unwritable_directories().
+    if (error.code() == ErrorCode::failed)
+      add(config::Level::error, {field, "", error.message(), error.marked_help()});
+  };
   try {
     const std::filesystem::path run = train::run_directory(new_run(resolution, run_dir));
+    std::error_code unknown;
+    if (std::filesystem::is_directory(run, unknown)) records::require_run_or_empty(run);
     if (records::is_run(run)) {
       const records::RunSummary summary = records::summarize(run);
       id = summary.file.id;
@@ -85,14 +108,13 @@ std::vector<config::Diagnostic> occupied_directories(const config::Resolution& r
                (summary.step ? " at step " + std::to_string(*summary.step) : "") + ")",
            "`train --resume` continues it; --run-dir DIR names another one"});
     }
-  } catch (const Error&) {
-    // unwritable_directories() reports it.
-    return found;
+  } catch (const Error& error) {
+    refused("name", error);
   }
   try {
     train::require_own_checkpoints(resolution.config, id);
   } catch (const Error& error) {
-    add(config::Level::error, {"checkpoint.save", "", error.message(), error.help()});
+    refused("checkpoint.save", error);
   }
   return found;
 }

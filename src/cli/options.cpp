@@ -160,7 +160,8 @@ std::optional<double> Arguments::number(std::string_view option, double least, d
 }
 
 const std::string& Arguments::word(size_t index, std::string_view what) const {
-  if (index >= words_.size()) fail(ErrorCode::usage, std::string(what) + " is missing");
+  if (index >= words_.size())
+    fail(ErrorCode::usage, std::string(what) + " is missing", "usage: capstan " + usage_);
   return words_[index];
 }
 
@@ -207,6 +208,7 @@ class ArgumentParser {
  public:
   explicit ArgumentParser(const Command& command) : command_(command), table_(table_of(command)) {
     for (const Option& option : table_) names_.emplace_back(option.name);
+    arguments.usage_ = std::string(command.name) + " " + std::string(command.usage);
   }
   void parse(const std::vector<std::string>& tokens);
   void check_words();

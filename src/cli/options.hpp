@@ -81,12 +81,14 @@ class Arguments {
                                bool above_least = false) const;
 
   const std::vector<std::string>& words() const { return words_; }
-  // Throws ErrorCode::usage, "`what` is missing", if there are fewer words.
+  // Throws ErrorCode::usage, "`what` is missing", with the command's usage, if there are fewer words.
   const std::string& word(size_t index, std::string_view what) const;
   const std::vector<config::Override>& overrides() const { return overrides_; }
 
  private:
   friend class ArgumentParser;
+  // "data prepare FILE… [flags]"
+  std::string usage_;
   std::vector<std::pair<std::string_view, std::string>> values_;
   std::vector<std::string> words_;
   std::vector<config::Override> overrides_;

@@ -71,7 +71,7 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
       if (token == "-V" || token == "--version") {
         Context context;
         context.command = *std::find_if(all_commands().begin(), all_commands().end(),
-                                        [](const Command* v) { return v->name == "version"; });
+                                        [](const Command* command) { return command->name == "version"; });
         context.command_line = command_line;
         return context.command->run(context);
       }

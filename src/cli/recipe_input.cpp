@@ -1,6 +1,7 @@
 #include "cli/recipe_input.hpp"
 
 #include <filesystem>
+#include <fstream>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
@@ -117,6 +118,18 @@ void write_new(const std::filesystem::path& path, const std::string& text) {
     fail_not_found("directory", path.parent_path().string(),
                    "the directory in which the file is written has to exist");
   write_file_durably(path, text);
+}
+
+void refuse_other_content(const std::filesystem::path& file, std::string_view beginning) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(file, unknown)) return;
+  std::string head(beginning.size(), '\0');
+  std::ifstream in(file, std::ios::binary);
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(in.gcount()));
+  if (head.empty() || lower_case(head) == beginning) return;
+  fail(ErrorCode::usage, "`" + file.string() + "` exists and is not an output of this command",
+       "choose another name, or remove it first");
 }
 
 NamedTokenizer tokenizer_argument(const Context& context) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cli/context.hpp"
 #include "config/resolve/resolve.hpp"
@@ -56,6 +57,10 @@ std::string extends_text(const std::string& base, const std::string& to);
 
 // Writes a new file. Throws ErrorCode::usage if it exists.
 void write_new(const std::filesystem::path& path, const std::string& text);
+
+// Throws ErrorCode::usage if the file exists and does not begin with `beginning` (in lower case), with which
+// every output of the command begins: it may be an input that was named by mistake.
+void refuse_other_content(const std::filesystem::path& file, std::string_view beginning);
 
 struct NamedTokenizer {
   // Name as the user gave it.

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "cli/terminal.hpp"
 #include "comm/world.hpp"
 
@@ -72,13 +73,14 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
     object["exit_code"] = exit_code_of(error.code());
     return dump_json(object) + "\n";
   }
-  std::string text = (style.color ? "\x1b[1;31merror\x1b[0m: " : "error: ") + error.message() + "\n";
+  std::string text =
+      (style.color ? "\x1b[1;31merror\x1b[0m: " : "error: ") + escape_controls(error.message()) + "\n";
   if (style.messages == MessageFormat::compact) {
     std::replace(text.begin(), text.end() - 1, '\n', ' ');
     return text;
   }
-  for (const std::string& line : error.context()) text += "  = " + line + "\n";
-  if (!error.help().empty()) text += "  = help: " + with_flags(error.marked_help()) + "\n";
+  for (const std::string& line : error.context()) text += "  = " + escape_controls(line) + "\n";
+  if (!error.help().empty()) text += "  = help: " + escape_controls(with_flags(error.marked_help())) + "\n";
   if (error.code() == ErrorCode::internal)
     text +=
         "  = note: this is a bug in Capstan, not in what you did; please report it with the output of "

@@ -27,7 +27,8 @@ std::string sent_text(const train::StepEstimate& estimate) {
 
 }  // namespace
 
-std::string step_text(const config::Config& config, std::optional<int64_t> rank, int64_t held_data) {
+std::string step_text(const config::Config& config, std::optional<int64_t> rank,
+                      const train::HeldData& data) {
   train::refuse_missing_estimates(config);
   const int64_t world = config.dist.world_size;
   if (rank && *rank >= world)
@@ -50,7 +51,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
   std::string largest;
   for (const int64_t r : ranks) {
     const train::StepEstimate estimate =
-        train::estimate_step(config, r, train::ranks_on_one_host(config), held_data);
+        train::estimate_step(config, r, train::ranks_on_one_host(config), data.bytes);
     std::vector<std::string> row{std::to_string(r), std::to_string(mesh.dense().index(r, comm::Axis::pp))};
     const auto unless_zero = [](int64_t count, const std::string& text) { return count > 0 ? text : ""; };
     const auto bytes_unless_zero = [&](int64_t bytes) { return unless_zero(bytes, bytes_text(bytes)); };
@@ -77,7 +78,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
     for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(column));
   }
   for (auto& row : rows) table.add(std::move(row));
-  return table.text() + largest + "\n";
+  return table.text() + largest + "\n" + (data.left_out.empty() ? "" : "without " + data.left_out + "\n");
 }
 
 }  // namespace capstan::cli

@@ -21,7 +21,8 @@ int64_t serving_ranks(const Context& context) {
 namespace {
 
 // Prints only the warnings that the overrides cause. The other warnings were printed when the run began.
-void show_override_warnings(const Context& context, config::Resolution resolution) {
+void show_override_warnings(const Context& context, const train::StoredRecipe& stored) {
+  config::Resolution resolution = stored.resolution;
   std::erase_if(resolution.diagnostics, [&](const config::Diagnostic& diagnostic) {
     return !diagnostic.location.known() ||
            resolution.sources[static_cast<size_t>(diagnostic.location.source)].kind !=
@@ -38,6 +39,14 @@ void show_override_warnings(const Context& context, config::Resolution resolutio
     if (origin.kind == config::Origin::Kind::cli && path != "checkpoint.pretrained_checkpoint" &&
         std::find(kUnread.begin(), kUnread.end(), path.substr(0, path.find('.'))) != kUnread.end())
       unread.push_back("`" + path + "`");
+  std::vector<std::string> kept;
+  for (const std::string& preset : stored.hidden_presets) {
+    const bool is_unread = std::ranges::count(kUnread, preset.substr(0, preset.find('='))) > 0;
+    (is_unread ? unread : kept).push_back("`" + preset + "`");
+  }
+  if (!kept.empty())
+    print_stderr("warning: without effect, because the stored recipe gives the fields itself: " +
+                 join(kept, ", ") + "; override a field as SECTION.FIELD=VALUE\n");
   if (!unread.empty())
     print_stderr("warning: without effect on a stored model, which neither trains nor reads a dataset: " +
                  join(unread, ", ") + "\n");
@@ -66,7 +75,7 @@ int run_stored_model(const Context& context, const std::string& name,
     if (is_rank0) show_diagnostics(context, stored.resolution);
     throw Exit{exit_code_of(ErrorCode::config)};
   }
-  if (prints) show_override_warnings(context, stored.resolution);
+  if (prints) show_override_warnings(context, stored);
   if (ranks != launched.size) return launch_ranks(context, ranks, /*saves_on_signal=*/false);
   const config::Config& config = stored.resolution.config;
   return run_in_world(context, config.resilience.timeout.seconds, [&](comm::World& world) {

@@ -1,4 +1,4 @@
-// Rows of text, set in columns.
+// A text table with aligned columns.
 #pragma once
 
 #include <string>

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "base/utf8.hpp"
 
 namespace capstan::cli {
@@ -94,12 +95,13 @@ void Progress::clear() {
 void Progress::line(const std::string& text) {
   if (!shown_) return;
   clear();
-  write_all(STDERR_FILENO, text + "\n");
+  write_all(STDERR_FILENO, escape_controls(text) + "\n");
 }
 
 void Progress::warning(const std::string& text) {
   clear();
-  write_all(STDERR_FILENO, (color_ ? "\x1b[33mwarning:\x1b[0m " : "warning: ") + text + "\n");
+  write_all(STDERR_FILENO,
+            (color_ ? "\x1b[33mwarning:\x1b[0m " : "warning: ") + escape_controls(text) + "\n");
 }
 
 void Progress::stop_requested(std::string_view text) noexcept {

@@ -1,4 +1,4 @@
-// Two texts, line by line.
+// Line-by-line comparison of two texts.
 #pragma once
 
 #include <string>

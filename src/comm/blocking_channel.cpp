@@ -19,7 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
-// A time, not a number of polls: on a busy machine a thread that yields waits for a turn of all others.
+// TransferBatch::purpose(), the rest cut off.
+using Purpose = std::array<char, 64>;
+// Limits polling by time, not by count: on a busy machine each yield may wait for all other threads.
 constexpr auto kBusyWait = std::chrono::microseconds(50);
 
 // Shared memory through which one rank sends to another, one chunk at a time.
@@ -28,6 +30,8 @@ struct alignas(64) Mailbox {
   // the last one (encode_transfer()).
   std::atomic<int64_t> sends, receives;
   std::atomic<int64_t> sender_transfer, receiver_transfer;
+  // The purposes of the last message, written before its number.
+  Purpose sender_purpose, receiver_purpose;
   // Chunks written and read so far.
   std::atomic<int64_t> written, read;
   std::array<std::byte, kChunk> data;
@@ -78,7 +82,7 @@ class BlockingChannel final : public TensorChannel {
     clear_published();
   }
   ~BlockingChannel() override {
-    // Batches use the members. An error is reported where the host waits for the device.
+    // Waits for the batches, which use the members. Their errors are reported where the host waits.
     try {
       if (queues_) device_.record(queues_->deliver)->wait();
     } catch (...) {
@@ -91,8 +95,8 @@ class BlockingChannel final : public TensorChannel {
   std::unique_ptr<Completion> begin(const TransferBatch& batch, Queue after) override {
     CAPSTAN_ASSERT(&batch.device() == &device_, "a channel of another device");
     if (!queues_)
-      queues_ = {.transfer = device_.add_queue(true, "transfers of `" + name_ + "`"),
-                 .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
+      queues_ = {.transfer = device_.add_queue(AddedQueue::transfers, "transfers of `" + name_ + "`"),
+                 .deliver = device_.add_queue(AddedQueue::delivery, "delivery of `" + name_ + "`")};
     const int64_t number = ++started_;
     if (published_) published_->started.store(number);
     device_.enqueue(after, [this, number] { slot_.ready.store(number); });
@@ -108,8 +112,11 @@ class BlockingChannel final : public TensorChannel {
     for (const TransferBatch::Transfer& transfer : batch.transfers())
       if (transfer.from.defined()) declare(queues_->transfer, transfer.from, false, by);
     QueueScope traced(device_, queues_->transfer);
-    device_.enqueue(queues_->transfer, [this, number, transfers, order, text = comm::text_of(batch, ranks_)] {
+    device_.enqueue(queues_->transfer, [this, number, transfers, order, purpose = batch.purpose(),
+                                        text = comm::text_of(batch, ranks_)] {
       publish_begin(number, text);
+      purpose_.fill('\0');
+      purpose.copy(purpose_.data(), purpose_.size() - 1);
       run(number, *transfers, order);
       if (published_) published_->done.store(number);
     });
@@ -169,8 +176,8 @@ class BlockingChannel final : public TensorChannel {
     return transfer.sends ? mailbox(rank_, transfer.peer) : mailbox(transfer.peer, rank_);
   }
 
-  // A collective is a transfer with each other rank and a copy of this rank's own part, which is one of a
-  // rank with itself.
+  // A collective consists of a transfer with each other rank and of a transfer of this rank with itself,
+  // which copies its own part.
   std::vector<PairTransfer> transfers_of(const TransferBatch& batch) {
     std::vector<PairTransfer> transfers;
     const auto add = [&](TransferBatch::Kind kind, bool sends, int peer, const Tensor& tensor, int64_t at,
@@ -183,7 +190,7 @@ class BlockingChannel final : public TensorChannel {
       if (t.kind == TransferBatch::Kind::receive) add(t.kind, false, t.peer, t.to, 0, t.to.bytes());
       if (t.peer >= 0) continue;
       const int64_t bytes = t.to.bytes() / size_;
-      // Every rank begins with another peer. Its own part is the first.
+      // Begins with this rank's own part; then each rank sends to a different peer at a time.
       for (int shift = 0; shift < size_; ++shift) {
         const int peer = (rank_ + shift) % size_;
         add(t.kind, true, peer, t.from, t.kind == TransferBatch::Kind::all_gather ? 0 : peer * bytes, bytes);
@@ -283,13 +290,14 @@ class BlockingChannel final : public TensorChannel {
           transfer.kind == TransferBatch::Kind::receive ? TransferBatch::Kind::send : transfer.kind;
       (transfer.sends ? box.sender_transfer : box.receiver_transfer)
           .store(encode_transfer(kind, transfer.bytes));
+      (transfer.sends ? box.sender_purpose : box.receiver_purpose) = purpose_;
       mine.store(transfer.number);
       return true;
     }
     if (!transfer.matched) {
       if (theirs.load() < transfer.number) return false;
       const int64_t sender = box.sender_transfer.load(), receiver = box.receiver_transfer.load();
-      if (sender != receiver) fail_match(transfer, sender, receiver);
+      if (sender != receiver || differ(box)) fail_match(transfer, sender, receiver, box);
       // The sender stays in this batch until the data is taken.
       if (!transfer.sends)
         if (const auto text = status_->different_order(slot_, ranks_[static_cast<size_t>(transfer.peer)]))
@@ -338,11 +346,21 @@ class BlockingChannel final : public TensorChannel {
   [[noreturn]] void fail_deadlock(const std::string& text) {
     report("transfers wait for each other: " + text);
   }
-  [[noreturn]] void fail_match(const PairTransfer& transfer, int64_t sender, int64_t receiver) {
-    const int me = status_->rank(), peer = ranks_[static_cast<size_t>(transfer.peer)];
+  static bool differ(const Mailbox& box) {
+    const std::string_view sender = box.sender_purpose.data(), receiver = box.receiver_purpose.data();
+    return !sender.empty() && !receiver.empty() && sender != receiver;
+  }
+  [[noreturn]] void fail_match(const PairTransfer& transfer, int64_t sender, int64_t receiver,
+                               const Mailbox& box) {
+    const int rank = status_->rank(), peer = ranks_[static_cast<size_t>(transfer.peer)];
+    const auto text = [](int64_t encoded, const Purpose& purpose) {
+      const std::string what = purpose.data();
+      return transfer_text(encoded) + (what.empty() ? "" : " (" + what + ")");
+    };
     report("transfers of group `" + name_ + "` do not match: rank " +
-           std::to_string(transfer.sends ? me : peer) + " sends with " + transfer_text(sender) + ", rank " +
-           std::to_string(transfer.sends ? peer : me) + " receives with " + transfer_text(receiver));
+           std::to_string(transfer.sends ? rank : peer) + " sends with " + text(sender, box.sender_purpose) +
+           ", rank " + std::to_string(transfer.sends ? peer : rank) + " receives with " +
+           text(receiver, box.receiver_purpose));
   }
   // The other members fail with the same text.
   [[noreturn]] void report(const std::string& text) {
@@ -372,6 +390,8 @@ class BlockingChannel final : public TensorChannel {
   SharedMemory memory_;
   DeviceBatches* const published_;
   int64_t started_ = 0;
+  // The purpose of the batch under way; used on the transfer queue only.
+  Purpose purpose_{};
   // Number of messages to and from each peer so far; used on the transfer queue only.
   std::vector<int64_t> sends_, receives_;
 };

@@ -16,8 +16,8 @@ namespace capstan::comm {
 // Errors appear where the host next waits for the device, as ErrorCode::rank_failure on all ranks concerned:
 // peers whose transfers do not match (both are named), ranks that wait for each other (all are named with
 // their transfers), and ranks that start the batches of two groups which they share in different orders (both
-// batches are named; links between pipeline stages have no order). What the queues work on is published for
-// the watchdog (DeviceBatches), which names a rank that does not come to a batch.
+// batches are named; links between pipeline stages have no order). The batches that the queues work on
+// are published for the watchdog (DeviceBatches), which names a rank that does not come to a batch.
 std::unique_ptr<TensorChannel> make_blocking_channel(Communicator& group, Device& device,
                                                      std::shared_ptr<TransferStatus> status);
 

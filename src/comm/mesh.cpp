@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <numeric>
+#include <set>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -114,6 +115,7 @@ const std::vector<GridGroup>& grid_groups() {
                                           {"tp-cp", false, {tp, cp}},
                                           {"tp-dp-cp", false, {tp, dp, cp}},
                                           {"etp", true, {tp}},
+                                          {"etp-gradients", true, {tp}, "etp"},
                                           {"ep", true, {ep}},
                                           {"edp", true, {dp}},
                                           {"etp-ep", true, {tp, ep}},
@@ -127,12 +129,6 @@ int64_t index_of(const std::vector<int64_t>& members, int64_t rank) {
 // Links between stages; names end with their number (mesh.hpp).
 constexpr const char* kForwardLink = "pp-forward-";
 constexpr const char* kBackwardLink = "pp-backward-";
-int64_t link_names(int64_t stages) {
-  return stages == 1 ? 0 : 2 + stages % 2;
-}
-int64_t link_number(int64_t from, int64_t stages) {
-  return stages % 2 == 1 && from == stages - 1 ? 2 : from % 2;
-}
 
 // Divides the members into runs of `length` consecutive ones. Returns the run with `rank`, or the members at
 // the same index of every run.
@@ -149,7 +145,11 @@ std::vector<int64_t> across_runs(const std::vector<int64_t>& members, int64_t ra
 }  // namespace
 
 Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
-    : sizes_(sizes), dense_(dense_grid(sizes)), expert_(expert_grid(sizes)), rank_(rank) {
+    : sizes_(sizes),
+      dense_(dense_grid(sizes)),
+      expert_(expert_grid(sizes)),
+      rank_(rank),
+      boundaries_(boundaries_of(sizes)) {
   CAPSTAN_ASSERT(rank >= 0 && rank < sizes.world, "rank " + std::to_string(rank) + " in the mesh");
   if (sizes.experts && sizes.pp > 1 && dense_.stride(Axis::pp) != expert_.stride(Axis::pp))
     fail(ErrorCode::config,
@@ -172,6 +172,11 @@ Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
     fail(ErrorCode::config,
          std::to_string(sizes.optimizer_instances) +
              " distributed optimizer instances do not divide DP x CP = " + std::to_string(data));
+  if (sizes.experts && expert_.size(Axis::dp) % sizes.optimizer_instances != 0)
+    fail(ErrorCode::config,
+         std::to_string(sizes.optimizer_instances) +
+             " distributed optimizer instances do not divide the expert data-parallel size " +
+             std::to_string(expert_.size(Axis::dp)));
 }
 
 std::string Mesh::text() const {
@@ -179,6 +184,9 @@ std::string Mesh::text() const {
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp})
     if (axis == Axis::dp || size(axis) > 1)
       text += (text.empty() ? "" : " ") + std::string(name_of(axis)) + std::to_string(size(axis));
+  if (!sizes_.experts) return text;
+  if (sizes_.ep > 1) text += " ep" + std::to_string(sizes_.ep);
+  if (sizes_.etp != sizes_.tp) text += " etp" + std::to_string(sizes_.etp);
   return text;
 }
 
@@ -187,10 +195,11 @@ std::vector<std::string> Mesh::group_names() const {
   for (const GridGroup& group : grid_groups())
     if (!group.expert || sizes_.experts) names.emplace_back(group.name);
   names.insert(names.end(), {"embedding", "position_embedding", "shard", "replica"});
+  if (sizes_.experts) names.insert(names.end(), {"expert-shard", "expert-replica"});
   if (!sizes_.hierarchical_cp.empty()) names.insert(names.end(), {"cp-inner", "cp-outer"});
   if (sizes_.kv_replicas > 1) names.emplace_back("tp-kv");
   for (const char* direction : {kForwardLink, kBackwardLink})
-    for (int64_t i = 0; i < link_names(size(Axis::pp)); ++i) names.push_back(direction + std::to_string(i));
+    for (int64_t i = 0; i < link_names(); ++i) names.push_back(direction + std::to_string(i));
   return names;
 }
 
@@ -201,9 +210,8 @@ std::optional<std::string> Mesh::repeated_group(const std::string& name) {
 }
 
 bool Mesh::carries_tensors(std::string_view name) {
-  // Positions in the grid, and groups of experts, whose layers are not written yet.
-  constexpr std::string_view kWithout[] = {"dp", "tp-cp", "tp-dp-cp", "position_embedding", "etp",
-                                           "ep", "edp",   "etp-ep",   "etp-ep-pp"};
+  // Positions in the grid.
+  constexpr std::string_view kWithout[] = {"dp", "tp-cp", "tp-dp-cp", "position_embedding", "edp"};
   return std::ranges::find(kWithout, name) == std::end(kWithout);
 }
 
@@ -217,8 +225,10 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
       return (group.expert ? expert_ : dense_).group_of(rank, group.axes);
   if (name == "embedding" || name == "position_embedding") {
     const auto stages = dense_.group_of(rank, {Axis::pp});
-    if (name == "embedding" && stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
-      return {stages.front(), stages.back()};
+    const auto& map = sizes_.stage_ranks;
+    const int64_t first = map.empty() ? stages.front() : stages[static_cast<size_t>(map.front())],
+                  last = map.empty() ? stages.back() : stages[static_cast<size_t>(map.back())];
+    if (name == "embedding" && first != last && (rank == first || rank == last)) return {first, last};
     return {rank};
   }
   if (is_link(name)) return link_members(name, rank);
@@ -226,6 +236,11 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
     const auto data = dense_.group_of(rank, {Axis::dp, Axis::cp});
     const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
     return name == "shard" ? run_with(data, rank, length) : across_runs(data, rank, length);
+  }
+  if (sizes_.experts && (name == "expert-shard" || name == "expert-replica")) {
+    const auto data = expert_.group_of(rank, {Axis::dp});
+    const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
+    return name == "expert-shard" ? run_with(data, rank, length) : across_runs(data, rank, length);
   }
   if (!sizes_.hierarchical_cp.empty() && (name == "cp-inner" || name == "cp-outer")) {
     const auto context = dense_.group_of(rank, {Axis::cp});
@@ -238,26 +253,53 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
 }
 
 std::vector<int64_t> Mesh::link_members(const std::string& name, int64_t rank) const {
-  auto stages = dense_.group_of(rank, {Axis::pp});
-  if (name.starts_with(kBackwardLink)) std::reverse(stages.begin(), stages.end());
-  const auto count = std::ssize(stages);
-  const int64_t mine = index_of(stages, rank), number = name.back() - '0';
-  for (const int64_t from : {mine, (mine + count - 1) % count})
-    if (count > 1 && link_number(from, count) == number)
-      return {stages[static_cast<size_t>(from)], stages[static_cast<size_t>((from + 1) % count)]};
+  const auto stages = dense_.group_of(rank, {Axis::pp});
+  const int64_t mine = index_of(stages, rank), number = std::stoll(name.substr(name.rfind('-') + 1));
+  for (const Boundary& boundary : boundaries_) {
+    if (boundary.number != number || (boundary.from != mine && boundary.to != mine)) continue;
+    std::vector<int64_t> pair{stages[static_cast<size_t>(boundary.from)],
+                              stages[static_cast<size_t>(boundary.to)]};
+    if (name.starts_with(kBackwardLink)) std::swap(pair[0], pair[1]);
+    return pair;
+  }
   return {rank};
 }
 
-StageLinks Mesh::stage_links(PipelineDirection direction) const {
-  const int64_t stages = size(Axis::pp);
-  if (stages == 1) return {};
-  const bool forward = direction == PipelineDirection::forward;
-  // Index of this stage in the direction of the transfers.
-  const int64_t mine = forward ? index(Axis::pp) : stages - 1 - index(Axis::pp);
-  const auto link_from = [&](int64_t from) {
-    return &group((forward ? kForwardLink : kBackwardLink) + std::to_string(link_number(from, stages)));
+std::vector<Mesh::Boundary> Mesh::boundaries_of(const MeshSizes& sizes) {
+  std::vector<Boundary> boundaries;
+  if (sizes.pp == 1) return boundaries;
+  const auto add = [&](int64_t from, int64_t to) {
+    std::set<int64_t> taken;
+    for (const Boundary& other : boundaries) {
+      if (other.from == from && other.to == to) return;
+      if (other.from == from || other.to == to || other.from == to || other.to == from)
+        taken.insert(other.number);
+    }
+    int64_t number = 0;
+    while (taken.contains(number)) ++number;
+    boundaries.push_back({from, to, number});
   };
-  return {.in = link_from((mine + stages - 1) % stages), .out = link_from(mine)};
+  const auto& map = sizes.stage_ranks;
+  for (int64_t rank = 0; map.empty() && rank < sizes.pp; ++rank) add(rank, (rank + 1) % sizes.pp);
+  for (size_t stage = 1; stage < map.size(); ++stage)
+    if (map[stage - 1] != map[stage]) add(map[stage - 1], map[stage]);
+  return boundaries;
+}
+
+int64_t Mesh::link_names() const {
+  int64_t names = 0;
+  for (const Boundary& boundary : boundaries_) names = std::max(names, boundary.number + 1);
+  return names;
+}
+
+Communicator& Mesh::stage_link(PipelineDirection direction, int64_t from, int64_t to) const {
+  const bool forward = direction == PipelineDirection::forward;
+  const auto found = std::ranges::find_if(boundaries_, [&](const Boundary& boundary) {
+    return forward ? boundary.from == from && boundary.to == to : boundary.from == to && boundary.to == from;
+  });
+  CAPSTAN_ASSERT(found != boundaries_.end(),
+                 "no link between pipeline ranks " + std::to_string(from) + " and " + std::to_string(to));
+  return group((forward ? kForwardLink : kBackwardLink) + std::to_string(found->number));
 }
 
 // All ranks agree whether a split is needed: rank 0 is in a largest group of every name, links left out.

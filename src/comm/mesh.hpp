@@ -46,36 +46,37 @@ struct MeshSizes {
   bool pp_before_dp = false;
   // [a2a, p2p], product CP; empty: one level.
   std::vector<int64_t> hierarchical_cp;
-  // num_distributed_optimizer_instances: equal parts of dp-cp, each of which shards the optimizer state by
-  // itself.
+  // num_distributed_optimizer_instances: equal parts of dp-cp and of edp, each of which shards the optimizer
+  // state by itself.
   int64_t optimizer_instances = 1;
   // Tensor-parallel ranks that hold the same key and value heads; divides TP.
   int64_t kv_replicas = 1;
+  // The pipeline rank of each stage (StageMap); empty: 0 … PP - 1, once or several times.
+  std::vector<int64_t> stage_ranks = {};
 };
 
-// The links of a pipeline stage in one direction: it receives over `in` and sends over `out`, groups of two
-// stages each. Null with one stage.
-struct StageLinks {
-  // Ranks in each of the two groups.
+// The ranks in the group of a link between two pipeline stages.
+struct StageLink {
   static constexpr int kSender = 0, kReceiver = 1;
-  Communicator* in = nullptr;
-  Communicator* out = nullptr;
 };
 
 // The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the
 // same ranks; the groups of both:
 //   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
-//   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages:
-//            alone
-//   links    pp-forward-0, -1 (and -2) and pp-backward-0, …: a stage and the next one, also from the last to
-//            the first stage. Links of one name have no rank in common: link i has the number i % 2, and with
-//            an odd number of stages the link from the last to the first stage has the number 2.
+//   stages   embedding (the ranks of a pp group with the first and the last stage), position_embedding (first
+//            stage); other stages: alone
+//   links    pp-forward-0, -1, …: the rank of a stage and that of the next one, where the map of stages has
+//            such a pair; without a map each rank and the next one, also the last and the first.
+//            pp-backward-0, …: the same pairs in the other direction. Links of one name have no rank in
+//            common: each pair has the first number that its ranks have no link of yet. Hidden states share
+//            a link only with those of other boundaries between the same two ranks.
 //   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
 //   TP       tp-kv (adjacent ranks with the same keys and values), with kv_replicas > 1 only; tp-gradients
 //            (the ranks of tp: sums of gradients do not wait behind the transfers of the passes)
 //   HSDP     shard (consecutive ranks of dp-cp, one set for each instance), replica (the same rank of every
 //            instance)
-//   experts  etp ep edp etp-ep etp-ep-pp, with experts only
+//   experts  etp ep edp etp-ep etp-ep-pp, expert-shard and expert-replica (shard and replica of edp), and
+//            etp-gradients (the ranks of etp), with experts only
 // The groups of one name partition the world.
 class Mesh {
  public:
@@ -85,12 +86,13 @@ class Mesh {
   const Grid& dense() const { return dense_; }
   // Grid of the expert layers. Without experts, all ranks of a data-parallel group lie along its data axis.
   const Grid& expert() const { return expert_; }
+  bool has_experts() const { return sizes_.experts; }
   bool has_kv_replicas() const { return sizes_.kv_replicas > 1; }
   int64_t rank() const { return rank_; }
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }
 
-  // For messages: "tp2 dp4 pp2". Axes of size 1 are omitted, except dp.
+  // For messages: "tp2 dp4 pp2 ep4 etp1". Axes of size 1 are omitted, except dp, and etp where it equals tp.
   std::string text() const;
   std::vector<std::string> group_names() const;
   // The group with the same ranks as this one, which exists to keep messages apart: "tp" for "tp-gradients".
@@ -112,9 +114,18 @@ class Mesh {
   Communicator& group(const std::string& name) const;
   // forward: activations go to the next stage; backward: their gradients go to the previous stage.
   enum class PipelineDirection : uint8_t { forward, backward };
-  StageLinks stage_links(PipelineDirection direction) const;
+  // The link over which pipeline rank `from` sends to `to`; this rank is one of them.
+  Communicator& stage_link(PipelineDirection direction, int64_t from, int64_t to) const;
 
  private:
+  // Two pipeline ranks of which the first holds a stage, the second the next one, and the number of their
+  // links.
+  struct Boundary {
+    int64_t from, to, number;
+  };
+  static std::vector<Boundary> boundaries_of(const MeshSizes& sizes);
+  // Numbers of links in one direction.
+  int64_t link_names() const;
   bool alone_everywhere(const std::string& name) const;
   // The two stages of the link that a rank has under this name, sender first; the rank alone where it has
   // none.
@@ -123,6 +134,7 @@ class Mesh {
   MeshSizes sizes_;
   Grid dense_, expert_;
   int64_t rank_;
+  std::vector<Boundary> boundaries_;
   std::map<std::string, std::unique_ptr<Communicator>> groups_;
 };
 

@@ -38,7 +38,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
         options_(options),
         ranks_(TransferStatus::world_ranks(group, options.world_rank)),
         published_(group.device_batches()),
-        queue_(device.add_queue(true, "transfers of `" + name_ + "`")) {
+        queue_(device.add_queue(AddedQueue::transfers, "transfers of `" + name_ + "`")) {
     try {
       join();
     } catch (...) {
@@ -174,7 +174,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
 
   // Waits until earlier calls are complete. limit: largest wait in seconds.
   void wait_until_ready(const std::string& action, std::optional<double> limit) {
-    // A time, not a number of polls: on a busy machine a thread that yields waits for a turn of all others.
+    // Limits polling by time, not by count: on a busy machine each yield may wait for all other threads.
     constexpr Seconds kBusyPolling = std::chrono::microseconds(500);
     const auto start = std::chrono::steady_clock::now();
     for (;;) {

@@ -32,8 +32,8 @@ double all_reduce(Communicator& group, double value, ReduceOp op) {
 }
 
 Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather, Queue queue,
-                     Queue written_on)
-    : group_(&group), queue_(queue), values_(values), sum_(sum), gather_(gather) {
+                     Queue written_on, const std::string& purpose)
+    : group_(&group), queue_(queue), values_(values), sum_(sum), gather_(gather), purpose_(purpose) {
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() == sum.elements() * group.size() &&
                      values.dtype() == sum.dtype(),
                  "a sum of " + values.text() + " into " + sum.text());
@@ -43,15 +43,18 @@ Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& su
   received_ = Tensor::empty(device, values.shape(), values.dtype());
   // `received_` is memory of the compute queue until now.
   if (written_on != Queue::compute) device.wait_for(written_on, *device.record(Queue::compute));
-  transfers_ = group.channel().start(TransferBatch().all_to_all(values, received_), written_on);
+  transfers_ =
+      group.channel().start(TransferBatch().all_to_all(values, received_).purpose(purpose_), written_on);
 }
 Reduction Reduction::reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue,
-                                    Queue written_on) {
-  return Reduction(group, values, sum, false, queue, written_on);
+                                    Queue written_on, const std::string& purpose) {
+  return Reduction(group, values, sum, false, queue, written_on, purpose);
 }
-Reduction Reduction::all_reduce(Communicator& group, const Tensor& values, Queue queue, Queue written_on) {
+Reduction Reduction::all_reduce(Communicator& group, const Tensor& values, Queue queue, Queue written_on,
+                                const std::string& purpose) {
   const int64_t n = values.elements() / group.size();
-  return Reduction(group, values, values.flat_range(group.rank() * n, n, {n}), true, queue, written_on);
+  return Reduction(group, values, values.flat_range(group.rank() * n, n, {n}), true, queue, written_on,
+                   purpose);
 }
 void Reduction::add_parts() {
   Device& device = values_.device();
@@ -69,7 +72,7 @@ void Reduction::add_parts() {
 }
 void Reduction::gather_slices() {
   if (!gather_ || group_->is_single()) return;
-  gathered_ = group_->channel().start(TransferBatch().all_gather(sum_, values_), queue_);
+  gathered_ = group_->channel().start(TransferBatch().all_gather(sum_, values_).purpose(purpose_), queue_);
   gathered_.wait(queue_);
 }
 void Reduction::start_sum() {
@@ -95,13 +98,16 @@ void reduce_scatter_sum(Communicator& group, const Tensor& values) {
 }
 
 void all_gather_slices(Communicator& group, const Tensor& values) {
-  if (group.is_single()) return;
+  start_gather_slices(group, values).wait();
+}
+
+PendingTransfers start_gather_slices(Communicator& group, const Tensor& values) {
+  if (group.is_single()) return {};
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0,
                  "all_gather of " + values.text());
   const int64_t n = values.elements() / group.size();
-  group.channel()
-      .start(TransferBatch().all_gather(values.flat_range(group.rank() * n, n, {n}), values))
-      .wait();
+  return group.channel().start(
+      TransferBatch().all_gather(values.flat_range(group.rank() * n, n, {n}), values));
 }
 
 void all_reduce_sum(Communicator& group, const Tensor& values) {

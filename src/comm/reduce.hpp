@@ -24,6 +24,8 @@ double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum
 void reduce_scatter_sum(Communicator& group, const Tensor& values);
 // Any element type.
 void all_gather_slices(Communicator& group, const Tensor& values);
+// Starts all_gather_slices() after the present work of the compute queue, which continues meanwhile.
+PendingTransfers start_gather_slices(Communicator& group, const Tensor& values);
 void all_reduce_sum(Communicator& group, const Tensor& values);
 // The same for any length; pads a copy where the length is no multiple of the group size.
 void all_reduce_sum_any(Communicator& group, const Tensor& values);
@@ -43,12 +45,13 @@ void all_reduce_numbers(Communicator& group, const Tensor& values);
 class Reduction {
  public:
   // Starts sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`. The
-  // contents of `values` become undefined.
+  // contents of `values` become undefined. purpose: that of the transfers (TransferBatch::purpose).
   static Reduction reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum,
-                                  Queue queue = Queue::compute, Queue written_on = Queue::compute);
+                                  Queue queue = Queue::compute, Queue written_on = Queue::compute,
+                                  const std::string& purpose = {});
   // Starts values = the sum over ranks, in place on every rank.
   static Reduction all_reduce(Communicator& group, const Tensor& values, Queue queue = Queue::compute,
-                              Queue written_on = Queue::compute);
+                              Queue written_on = Queue::compute, const std::string& purpose = {});
   // Queues the sum, and for all_reduce() the transfer of its slices. Later work of `queue` may use it. A
   // second call does nothing.
   void start_sum();
@@ -57,7 +60,7 @@ class Reduction {
 
  private:
   Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather, Queue queue,
-            Queue written_on);
+            Queue written_on, const std::string& purpose);
   void add_parts();
   void gather_slices();
   Communicator* group_;
@@ -65,6 +68,7 @@ class Reduction {
   Tensor values_, received_, sum_;
   // all_reduce(): every rank receives all slices of the sum.
   bool gather_;
+  std::string purpose_;
   PendingTransfers transfers_, gathered_;
   // `sum_` is complete; null before start_sum().
   std::unique_ptr<Event> summed_;

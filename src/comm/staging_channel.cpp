@@ -108,7 +108,9 @@ class StagedBatch final : public Completion {
         works_.push_back(group.start_receive(target(transfer, group), transfer.to.bytes(), transfer.peer));
     for (const TransferBatch::Transfer& transfer : batch.transfers()) {
       if (transfer.kind == TransferBatch::Kind::receive) continue;
-      const std::byte* from = sources_[source++];
+      std::byte* const from = sources_[source++];
+      // The transport reads it from now on.
+      device_.declare_host_access({from, transfer.from.bytes()}, false);
       if (transfer.kind == TransferBatch::Kind::send)
         works_.push_back(group.start_send(from, transfer.from.bytes(), transfer.peer));
       else if (transfer.kind == TransferBatch::Kind::all_gather)
@@ -156,7 +158,7 @@ class StagedBatch final : public Completion {
   Device& device_;
   std::unique_ptr<Event> ready_;
   std::shared_ptr<Event> complete_;
-  std::vector<const std::byte*> sources_;
+  std::vector<std::byte*> sources_;
   std::vector<Received> received_;
   // Declared before works_, which uses the buffers until its transfers have ended.
   StagingBuffers buffers_;

@@ -17,7 +17,7 @@ namespace capstan::comm {
 
 // A transfer with one peer, of the batch that a channel is working on.
 struct TransferSlot {
-  // TransferBatch::Kind; world rank.
+  // kind: a TransferBatch::Kind. peer: world rank.
   std::atomic<int32_t> kind, peer;
   // 1: to the peer, 0: from it.
   std::atomic<int32_t> sends;

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
@@ -161,12 +161,6 @@ class MpiCommunicator final : public Communicator {
   int rank_ = 0, size_ = 1;
   int64_t sent_ = 0;
 };
-
-std::string host_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 class SingleWorld final : public World {
  public:

@@ -2,29 +2,18 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/watchdog/failure_watch.hpp"
 
 namespace capstan::comm {
 
 class TransferWatch;
 
-// How rank failures are handled. The first rank that detects a dead rank, or a rank that keeps others waiting
-// for longer than `timeout`, reports it once for all ranks. Every process then ends with exit code 4.
-struct FailureWatch {
-  double timeout = 600;  // seconds
-  // Called on the rank that detected the failure, from the watchdog's thread. Not called where a parent
-  // process reports failures.
-  std::function<void(const Error&)> report;
-  // Called after the report, on each rank that notices the failure, instead of ending the process. Where it
-  // is empty, the process ends with exit code 4.
-  std::function<void()> after_report;
-};
 // The environment variable in which a parent process names the rank status table that it reads after the
 // ranks have ended.
 inline constexpr const char* kStatusTableVariable = "CAPSTAN_RANK_STATUS";

@@ -82,6 +82,9 @@ class BlendedSource final : public SampleSource {
   int64_t epoch_samples() const override;
   std::vector<DatasetShare> parts() const override;
   void read(int64_t number, std::span<int32_t> text) const override;
+  void add_memory(std::map<const void*, int64_t>& held) const override {
+    for (const auto& part : parts_) part->add_memory(held);
+  }
 
  private:
   std::vector<std::shared_ptr<const SampleSource>> parts_;

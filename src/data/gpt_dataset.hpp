@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,6 +71,7 @@ class GptDataset final : public Dataset {
   // changes with the files, the blend, the split, the seed and the sequence length.
   std::string fingerprint() const override;
   std::vector<std::string> warnings() const override { return warnings_; }
+  void add_memory(std::map<const void*, int64_t>& held) const override { source_->add_memory(held); }
 
  private:
   std::shared_ptr<const SampleSource> source_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <filesystem>
 
 #include "base/json.hpp"
@@ -115,10 +114,8 @@ std::string to_text_report(const DatasetReport& report) {
   line("on disk", human_bytes(static_cast<double>(report.bin_bytes)) + " tokens + " +
                       human_bytes(static_cast<double>(report.index_bytes)) + " index");
   if (report.documents == 0) return out;
-  char mean[32];
-  std::snprintf(mean, sizeof mean, "%.1f", report.mean);
-  line("tokens/document", std::string(mean) + " on average, " + with_separators(report.shortest) + " to " +
-                              with_separators(report.longest));
+  line("tokens/document", fixed(report.mean, 1) + " on average, " + with_separators(report.shortest) +
+                              " to " + with_separators(report.longest));
 
   constexpr int64_t kBarWidth = 40;
   const int64_t most = *std::max_element(report.length_counts.begin(), report.length_counts.end());

@@ -102,9 +102,9 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& opti
   const int64_t rows = options.micro_batch_size, ranks = options.data_parallel_size;
   if (rows <= 0 || ranks <= 0 || options.data_parallel_rank < 0 || options.data_parallel_rank >= ranks ||
       options.consumed_samples < 0 || options.num_workers < 0)
-    fail(ErrorCode::config, "a loader of micro-batches of " + std::to_string(rows) + " for rank " +
+    fail(ErrorCode::config, "invalid loader: micro-batches of " + std::to_string(rows) + " for rank " +
                                 std::to_string(options.data_parallel_rank) + " of " + std::to_string(ranks) +
-                                " with " + std::to_string(options.num_workers) + " workers makes no sense");
+                                " with " + std::to_string(options.num_workers) + " workers");
   if (options.global_batch_size <= 0 || options.global_batch_size % checked_mul(rows, ranks) != 0)
     fail(ErrorCode::config, "the global batch of " + std::to_string(options.global_batch_size) +
                                 " samples is not a multiple of micro-batch " + std::to_string(rows) + " × " +

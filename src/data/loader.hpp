@@ -17,9 +17,10 @@ namespace capstan::data {
 // B rows of T tokens, row-major.
 struct MicroBatch {
   int64_t rows = 0, sequence_length = 0;
-  std::vector<int32_t> tokens;        // [B, T]
-  std::vector<int32_t> labels;        // [B, T]
-  std::vector<float> loss_mask;       // [B, T] 0 or 1
+  std::vector<int32_t> tokens;  // [B, T]
+  std::vector<int32_t> labels;  // [B, T]
+  // 1 for labels that count in the loss, else 0.
+  std::vector<float> loss_mask;       // [B, T]
   std::vector<int32_t> position_ids;  // [B, T]
   // [B] starts of the documents of a row, between which there is no attention, then T.
   std::vector<std::vector<int32_t>> cu_seqlens;

@@ -1,9 +1,8 @@
 #include "data/prepare_report.hpp"
 
-#include <cstdio>
-
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 
 namespace capstan::data {
 
@@ -17,17 +16,15 @@ std::string percent(int64_t part, int64_t total) {
 }
 
 std::string rate(double bytes_per_second) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.1f MB/s", bytes_per_second / 1e6);
-  return text;
+  return fixed(bytes_per_second / 1e6, 1) + " MB/s";
 }
 
 }  // namespace
 
 std::string to_text(const PrepareProgress& now) {
-  std::string line = rate(now.text_bytes_per_second) + "  " +
-                     human_count(static_cast<double>(now.documents)) + " documents  " +
-                     human_count(static_cast<double>(now.tokens)) + " tokens";
+  std::string line =
+      rate(now.text_bytes_per_second) + "  " + human_count(static_cast<double>(now.documents)) + " " +
+      plural(now.documents, "document") + "  " + human_count(static_cast<double>(now.tokens)) + " tokens";
   if (now.skipped > 0) line += "  " + with_separators(now.skipped) + " skipped";
   return line + "  " + percent(now.file_bytes, now.file_bytes_total) + "  " +
          human_duration(now.seconds_left) + " left";
@@ -38,15 +35,13 @@ std::string to_text(const PrepareResult& result) {
   int64_t text_bytes = 0;
   for (const auto& key : result.keys) {
     text_bytes += key.text_bytes;
-    out += key.prefix + ".bin/.idx: " + with_separators(key.documents) + " documents, " +
-           with_separators(key.tokens) + " tokens (" + std::string(name_of(result.type)) + ")";
+    out += key.prefix + ".bin/.idx: " + with_separators(key.documents) + " " +
+           plural(key.documents, "document") + ", " + with_separators(key.tokens) + " tokens (" +
+           std::string(name_of(result.type)) + ")";
     if (key.empty_documents > 0) out += ", " + with_separators(key.empty_documents) + " empty";
-    if (key.tokens > 0) {
-      char text[48];
-      std::snprintf(text, sizeof text, ", %.2f bytes/token",
-                    static_cast<double>(key.text_bytes) / static_cast<double>(key.tokens));
-      out += text;
-    }
+    if (key.tokens > 0)
+      out += ", " + fixed(static_cast<double>(key.text_bytes) / static_cast<double>(key.tokens), 2) +
+             " bytes/token";
     out += "\n";
   }
   if (result.skipped > 0) {

@@ -127,7 +127,7 @@ struct RecordReader::State {
       if (more == 0) break;
       end += more;
     }
-    if (end >= 3 && std::memcmp(buffer.data(), "\xEF\xBB\xBF", 3) == 0) begin = 3;
+    if (std::string_view(buffer.data(), end).starts_with(kByteOrderMark)) begin = kByteOrderMark.size();
     const std::string_view beginning(buffer.data() + begin, end - begin);
     if (!json) return html_pages.look(beginning, input.path);
     refuse_placeholder(beginning, input.path);

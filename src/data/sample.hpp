@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,6 +35,8 @@ class SampleSource {
   // Fills `text` with the sequence_length + 1 tokens of a sample. Its content depends on the source and the
   // number alone.
   virtual void read(int64_t number, std::span<int32_t> text) const = 0;
+  // Adds the bytes of its indices, by the object that has them (Dataset::add_memory()).
+  virtual void add_memory(std::map<const void*, int64_t>&) const {}
 };
 
 // The meaning of an end-of-document token inside a sample (Megatron's flags).
@@ -58,9 +61,11 @@ struct DocumentOptions {
 
 // One row of a micro-batch, T = sequence length.
 struct RowView {
-  std::span<int32_t> tokens;        // [T] text[0 … T-1]
-  std::span<int32_t> labels;        // [T] text[1 … T]
-  std::span<float> loss_mask;       // [T] 0 or 1
+  // text[0 … T-1] and text[1 … T].
+  std::span<int32_t> tokens;  // [T]
+  std::span<int32_t> labels;  // [T]
+  // 1 for labels that count in the loss, else 0.
+  std::span<float> loss_mask;       // [T]
   std::span<int32_t> position_ids;  // [T]
   // Starts of the documents that attention keeps apart, then T: at least {0, T}.
   std::vector<int32_t>* cu_seqlens;

@@ -35,7 +35,7 @@ std::span<const std::byte> readable(const std::vector<T>& values) {
 SampleTable::SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
                          int64_t sequence_length, const IndexCache* cache, const std::string& key)
     : positions_(positions), sequence_length_(sequence_length) {
-  starts_.resize(static_cast<size_t>(samples / kStride + 1));
+  starts_.resize(static_cast<size_t>(rows_of(samples)));
   if (cache && cache->load(key, {writable(starts_)}) && possible(dataset, at)) return;
   build(dataset, at);
   if (cache) cache->store(key, {readable(starts_)});
@@ -173,6 +173,11 @@ void CapstanOrder::read(int64_t number, std::span<int32_t> text) const {
   read_tokens(*range_.dataset, range_.count(), at, start, text);
 }
 
+// The tables of the two epochs that it keeps.
+void CapstanOrder::add_memory(std::map<const void*, int64_t>& held) const {
+  held[this] = 2 * SampleTable::bytes_of(per_epoch_ - 1);
+}
+
 // --- Megatron's order
 
 MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint64_t seed,
@@ -257,6 +262,12 @@ SequenceOffset MegatronOrder::sample_index(int64_t row) const {
   return table_->start_of(row, *range_.dataset, [&](int64_t position) {
     return int64_t{document_index_[static_cast<size_t>(position)]};
   });
+}
+
+void MegatronOrder::add_memory(std::map<const void*, int64_t>& held) const {
+  held[this] =
+      static_cast<int64_t>(std::as_bytes(document_index()).size() + std::as_bytes(shuffle_index()).size()) +
+      SampleTable::bytes_of(samples());
 }
 
 void MegatronOrder::read(int64_t number, std::span<int32_t> text) const {

@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -61,9 +62,14 @@ class SampleTable {
 
   // Returns the first token of a sample; `sample` is in [0, samples].
   SequenceOffset start_of(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const;
+  // Memory of a table of that many samples.
+  static int64_t bytes_of(int64_t samples) {
+    return rows_of(samples) * static_cast<int64_t>(sizeof(SequenceOffset));
+  }
 
  private:
   static constexpr int64_t kStride = 8;
+  static int64_t rows_of(int64_t samples) { return samples / kStride + 1; }
   void build(const IndexedDataset& dataset, SequenceAt at);
   // Whether offsets that were read from a cache file can belong to `dataset`.
   bool possible(const IndexedDataset& dataset, SequenceAt at) const;
@@ -83,6 +89,7 @@ class CapstanOrder final : public SampleSource {
   int64_t epoch_samples() const override { return per_epoch_; }
   std::vector<DatasetShare> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
   void read(int64_t number, std::span<int32_t> text) const override;
+  void add_memory(std::map<const void*, int64_t>& held) const override;
 
  private:
   struct Epoch;
@@ -108,6 +115,7 @@ class MegatronOrder final : public SampleSource {
   int64_t epoch_samples() const override { return per_epoch_; }
   std::vector<DatasetShare> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
   void read(int64_t number, std::span<int32_t> text) const override;
+  void add_memory(std::map<const void*, int64_t>& held) const override;
 
   // Sequence numbers in the order of all epochs, epochs · N of them.
   std::span<const int32_t> document_index() const { return document_index_; }

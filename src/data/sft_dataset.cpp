@@ -13,6 +13,7 @@
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
+#include "base/wording.hpp"
 #include "data/chat_prompt.hpp"
 #include "data/permutation.hpp"
 #include "data/record_problem.hpp"
@@ -52,8 +53,9 @@ std::string SftSamples::location(int64_t sample) const {
 
 namespace {
 
-constexpr int64_t kBatchBytes = 8 << 20;
-constexpr int64_t kTileRecords = 8;
+// Of short tokens a batch takes about ten times as much memory once it is encoded.
+constexpr int64_t kBatchBytes = 1 << 20;
+constexpr int64_t kTileRecords = 2;
 constexpr size_t kMaxReports = 20;
 
 // Whether a record has an answer that counts in the loss and has no text.
@@ -92,7 +94,7 @@ class FileReader {
     while ((!most || samples->count() < *most) && reader.next(batch, kBatchBytes)) {
       encode(batch, samples->files);
       for (size_t i = 0; i < batch.records.size() && (!most || samples->count() < *most); ++i)
-        take(batch.records[i], results_[i], *samples, counts);
+        take(batch.records[i], i, *samples, counts);
     }
     return samples;
   }
@@ -142,19 +144,31 @@ class FileReader {
           if (error.code() != ErrorCode::format)
             throw error.in("while reading " + location_of(record, text, byte, path));
           result.problem = location_of(record, text, byte, path) + ": " + error.message();
-          result.help = error.help();
+          result.help = error.marked_help();
         }
       }
     });
   }
 
-  void take(const Record& record, const Result& result, SftSamples& samples, SftCounts& counts) {
+  // Names the bad line `first` of the batch and those after it.
+  [[noreturn]] void refuse_bad_lines(size_t first) const {
+    constexpr size_t kNamed = 10;
+    std::string message = results_[first].problem;
+    size_t bad = 1;
+    for (size_t i = first + 1; i < results_.size(); ++i)
+      if (!results_[i].problem.empty() && ++bad <= kNamed) message += "\n    " + results_[i].problem;
+    if (bad > kNamed)
+      message += "\n    and " + counted(static_cast<int64_t>(bad - kNamed), "further bad line");
+    const std::string& help = results_[first].help;
+    fail(ErrorCode::format, message,
+         help.empty() ? "dataset.on_bad_line=skip leaves such lines out and counts them" : help);
+  }
+
+  void take(const Record& record, size_t index, SftSamples& samples, SftCounts& counts) {
+    const Result& result = results_[index];
     ++counts.records;
     if (!result.problem.empty()) {
-      if (options_.on_bad_line == OnBadLine::fail)
-        fail(ErrorCode::format, result.problem,
-             result.help.empty() ? "dataset.on_bad_line=skip leaves such lines out and counts them"
-                                 : result.help);
+      if (options_.on_bad_line == OnBadLine::fail) refuse_bad_lines(index);
       ++counts.bad;
       if (counts.reports.size() < kMaxReports) counts.reports.push_back(result.problem);
       return;
@@ -179,6 +193,9 @@ class FileReader {
                               sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(kept), true);
     if (loss_tokens == 0) {
       ++counts.without_loss;
+      if (std::find(sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(kept), sample.loss_mask.end(),
+                    true) != sample.loss_mask.end())
+        ++counts.truncated_answers;
       note(counts.without_loss_locations);
       return;
     }
@@ -205,7 +222,9 @@ std::string left_out(const SftCounts& counts) {
   };
   add(counts.truncated, "truncated");
   add(counts.dropped, "dropped as too long");
-  add(counts.without_loss, "left out with nothing to learn");
+  add(counts.without_loss, "left out without loss tokens");
+  if (counts.truncated_answers > 0)
+    text += " (" + with_separators(counts.truncated_answers) + " of them by truncation to model.seq_length)";
   add(counts.bad, counts.bad == 1 ? "bad line skipped" : "bad lines skipped");
   return text;
 }
@@ -237,10 +256,13 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
   };
   const auto nothing = [&](const SftCounts& counts) {
     fail(ErrorCode::failed,
-         "the training files hold no sample to learn from (" + with_separators(counts.records) + " read" +
+         "no sample of the training files has loss tokens (" + with_separators(counts.records) + " read" +
              left_out(counts) + ")" +
              (counts.reports.empty() ? "" : "\n    " + join(counts.reports, "\n    ")),
-         counts.dropped > 0 ? "dataset.too_long=truncate, or a larger model.seq_length" : "");
+         counts.dropped > 0             ? "dataset.too_long=truncate, or a larger model.seq_length"
+         : counts.truncated_answers > 0 ? "a larger model.seq_length: the answers begin after token " +
+                                              with_separators(options.sequence_length)
+                                        : "");
   };
   if (!options.valid_files.empty() || !options.test_files.empty()) {
     const std::vector<std::string>* files[] = {&options.train_files, &options.valid_files,
@@ -451,8 +473,11 @@ std::vector<std::string> SftDataset::warnings() const {
                        : "lines are not valid samples and were skipped",
       counts_.reports);
   add(counts_.without_loss,
-      counts_.without_loss == 1 ? "sample has nothing to learn and was left out"
-                                : "samples have nothing to learn and were left out",
+      (counts_.without_loss == 1 ? std::string("sample has no loss tokens and was left out")
+                                 : std::string("samples have no loss tokens and were left out")) +
+          (counts_.truncated_answers > 0 ? " (" + with_separators(counts_.truncated_answers) +
+                                               " by truncation: a larger model.seq_length keeps the answers)"
+                                         : ""),
       counts_.without_loss_locations);
   add(counts_.empty_answers,
       counts_.empty_answers == 1 ? "sample has an empty answer" : "samples have an empty answer",

@@ -65,6 +65,8 @@ struct SftCounts {
   int64_t dropped = 0;
   // Samples dropped because none of their remaining tokens counts in the loss.
   int64_t without_loss = 0;
+  // Dropped samples whose loss tokens lie beyond the sequence length.
+  int64_t truncated_answers = 0;
   // Records with an answer that counts in the loss and has no text.
   int64_t empty_answers = 0;
   // Samples that are dialogues.

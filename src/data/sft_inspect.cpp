@@ -1,11 +1,9 @@
 #include "data/sft_inspect.hpp"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/json.hpp"
 #include "base/text.hpp"
-#include "base/utf8.hpp"
 #include "base/wording.hpp"
 
 namespace capstan::data {
@@ -41,24 +39,6 @@ SftReport::Document document_of(const SftDataset& dataset, const text::Tokenizer
   return document;
 }
 
-// The text is untrusted, so its control characters must not reach the terminal.
-std::string harmless(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint point = decode_utf8(text, i);
-    const char32_t c = point.value;
-    if (c == '\n' || c == '\t' || (c >= 0x20 && c != 0x7f && (c < 0x80 || c >= 0xa0))) {
-      append_utf8(out, c);
-    } else {
-      char escape[16];
-      std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned>(c));
-      out += escape;
-    }
-    i += static_cast<size_t>(point.bytes);
-  }
-  return out;
-}
-
 }  // namespace
 
 SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t count,
@@ -74,7 +54,7 @@ SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenize
     SftReport::Row row;
     row.number = report.rows * i / shown;
     for (const int64_t sample : dataset.samples_of(row.number)) {
-      // `count` of them in all, as evenly over the rows as these have documents.
+      // Shows the tokens of `count` documents in all, distributed evenly over the rows.
       int64_t left = printed * shown < count * (i + 1) ? tokens : 0;
       if (left > 0) ++printed;
       row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, left));
@@ -89,13 +69,13 @@ std::string to_text_report(const SftReport& report, bool color) {
   const char *on = color ? "\x1b[32m" : "⟦", *off = color ? "\x1b[0m" : "⟧", *rule = color ? "\x1b[2m" : "",
              *end_rule = color ? "\x1b[0m" : "";
   std::string out = report.summary + "\n";
-  for (const std::string& bad : report.counts.reports) out += "skipped: " + harmless(bad) + "\n";
+  for (const std::string& bad : report.counts.reports) out += "skipped: " + escape_controls(bad) + "\n";
   for (const std::string& location : report.counts.without_loss_locations)
-    out += "nothing to learn, left out: " + harmless(location) + "\n";
+    out += "no loss tokens, left out: " + escape_controls(location) + "\n";
   for (const std::string& location : report.counts.empty_locations)
-    out += "empty answer: " + harmless(location) + "\n";
+    out += "empty answer: " + escape_controls(location) + "\n";
   if (!report.counts.turn_end_problem.empty())
-    out += "warning: " + harmless(report.counts.turn_end_problem) + "\n";
+    out += "warning: " + escape_controls(report.counts.turn_end_problem) + "\n";
   for (const auto& row : report.shown) {
     int64_t loss_tokens = 0;
     for (const auto& document : row.documents) loss_tokens += document.loss_tokens;
@@ -110,10 +90,10 @@ std::string to_text_report(const SftReport& report, bool color) {
         continue;
       }
       out += std::string(rule) + "--- at " + std::to_string(document.begin) + ": " +
-             harmless(document.location) + ", " + with_separators(document.tokens) + " tokens, " +
+             escape_controls(document.location) + ", " + with_separators(document.tokens) + " tokens, " +
              with_separators(document.loss_tokens) + " loss tokens" + end_rule + "\n";
       for (const auto& segment : document.segments)
-        out += segment.in_loss ? on + harmless(segment.text) + off : harmless(segment.text);
+        out += segment.in_loss ? on + escape_controls(segment.text) + off : escape_controls(segment.text);
       if (static_cast<int64_t>(document.ids.size()) < document.tokens)
         out += std::string(rule) + " …" + end_rule;
       if (!out.ends_with('\n')) out += '\n';

@@ -82,7 +82,7 @@ std::string numbered_shard(size_t index, size_t count) {
 std::map<std::string, std::string> shards(const ExportSource& from, const std::vector<std::string>& names,
                                           const ConvertedTensors& converted, std::optional<int64_t> most) {
   if (const std::string* kept = most ? nullptr : asset_file(from.assets, kIndexFile)) {
-    const auto index = parse_index(*kept, std::string(kIndexFile));
+    auto index = parse_index(*kept, std::string(kIndexFile));
     if (index.size() == names.size() &&
         std::all_of(names.begin(), names.end(), [&](const auto& name) { return index.count(name) > 0; }))
       return index;
@@ -139,13 +139,14 @@ std::string with_special_ids(const std::string& config, const Assets& assets) {
   return dump_json(parsed, 2) + "\n";
 }
 
-struct Outline {
+struct HfClass {
   const Family* family = nullptr;
+  // config.json.
   std::string config;
 };
 
 // Returns the config.json that came with the weights if it still describes the model.
-Outline outline(const config::ModelConfig& ours, const Assets& assets, DType dtype) {
+HfClass hf_class_of(const config::ModelConfig& ours, const Assets& assets, DType dtype) {
   if (const std::string* kept = asset_file(assets, kConfigFile)) {
     const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
     if (differences(ours, model.model).empty()) return {model.family, with_dtype(*kept, dtype)};
@@ -210,9 +211,9 @@ WriteResult write_checkpoint(ExternalModel& from, const fs::path& to, std::optio
 WriteResult write_hf(const ExportSource& from, const fs::path& to, const HfOptions& options) {
   NewDirectory directory(to);
   // Select the family first; its config.json gets the weights' type after counting.
-  const Outline shape = outline(from.model, from.assets, DType::f32);
+  const HfClass hf_class = hf_class_of(from.model, from.assets, DType::f32);
   const TensorNames names =
-      asset_file(from.assets, kNamesFile) ? shape.family->bare_names() : shape.family->names;
+      asset_file(from.assets, kNamesFile) ? hf_class.family->bare_names() : hf_class.family->names;
   RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, names)));
   ConvertedTensors converted(source, options.dtype);
 
@@ -250,11 +251,11 @@ WriteResult write_hf(const ExportSource& from, const fs::path& to, const HfOptio
     const std::string* kept = asset_file(from.assets, kIndexFile);
     add(std::string(kIndexFile), kept && describes_same_shards(*kept, made) ? *kept : made);
   }
-  add(std::string(kConfigFile), outline(from.model, from.assets, most).config);
+  add(std::string(kConfigFile), hf_class_of(from.model, from.assets, most).config);
   for (const auto& [name, text] : from.assets)
     if (name != kConfigFile && name != kIndexFile && name != kNamesFile) add(name, text);
   directory.appear(directory.path());
-  written.kind = std::string(shape.family->model_type) + " in safetensors";
+  written.kind = std::string(hf_class.family->model_type) + " in safetensors";
   written.tokenizer = std::any_of(from.assets.begin(), from.assets.end(),
                                   [](const auto& file) { return is_tokenizer_file(file.first); });
   return written;

@@ -28,10 +28,15 @@ struct LlamaLike {
   double epsilon = 1e-6;
   // Class defaults for missing keys; nullopt: the number of heads, and width / heads.
   std::optional<int64_t> groups = {}, head = {};
+  // Default of `rope_theta`.
+  double rotary_base = 10000.0;
   // Default of original_max_position_embeddings in RoPE scaling.
   std::optional<int64_t> original_positions = {};
   // The class supports `partial_rotary_factor`.
   bool partial_rotary = false;
+  // Read and write the widths of latent attention in place of `head_dim`; nullptr: other attention.
+  void (*read_heads)(ConfigJson& json, config::ModelConfig& model) = nullptr;
+  void (*write_heads)(const config::ModelConfig& model, OrderedJson& json) = nullptr;
 };
 struct Family {
   // `model_type` of config.json.
@@ -53,6 +58,7 @@ struct Family {
   void read(ConfigJson& json, config::ModelConfig& model) const;
   void write(const config::ModelConfig& model, OrderedJson& json) const;
   TensorNames bare_names() const;
+  bool has_latent_attention() const { return like && like->read_heads; }
 };
 
 // All families, in the order in which they are tried for a model from a recipe.
@@ -63,7 +69,7 @@ const Family* find_family(std::string_view model_type);
 // ---- shared by the families (families/common.cpp) ----
 
 // Upper bounds for sizes from untrusted files, because tables grow with them.
-inline constexpr int64_t kMaxLayers = 1 << 13, kMaxHeads = 1 << 16;
+inline constexpr int64_t kMaxLayers = 1 << 13, kMaxHeads = 1 << 16, kMaxExperts = 1 << 12;
 
 // The default of the Transformers class where config.json lacks the key; null selects `off`.
 template <class T>

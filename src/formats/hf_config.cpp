@@ -73,6 +73,7 @@ HfConfig write_hf_config(const ModelConfig& model, DType dtype) {
   std::optional<std::vector<Difference>> least;
   const Family* nearest = nullptr;
   for (const Family* family : all_families()) {
+    if (family->has_latent_attention() != model.multi_latent_attention) continue;
     HfConfig made{family, config_text(*family, model, dtype)};
     const auto differing = differences(model, read_hf_config(made.text, "config.json").model);
     if (differing.empty()) return made;

@@ -4,6 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "config/sections/moe_layers.hpp"
 
 namespace capstan::formats {
 
@@ -12,9 +13,9 @@ namespace {
 using config::ModelConfig;
 using config::NormPlacement;
 
-std::string numbered(const std::string& text, int64_t layer) {
+std::string numbered(const std::string& text, int64_t number) {
   const size_t at = text.find("{}");
-  return at == std::string::npos ? text : text.substr(0, at) + std::to_string(layer) + text.substr(at + 2);
+  return at == std::string::npos ? text : text.substr(0, at) + std::to_string(number) + text.substr(at + 2);
 }
 
 class Builder {
@@ -23,6 +24,7 @@ class Builder {
     CAPSTAN_ASSERT(m_.kv_channels && m_.num_query_groups && m_.ffn_hidden_size && m_.padded_vocab_size &&
                        m_.max_position_embeddings && m_.add_attention_output_bias && m_.add_mlp_bias,
                    "a model section with its derived values");
+    CAPSTAN_ASSERT(!m_.num_moe_experts || m_.moe_ffn_hidden_size, "the width of the experts");
     head_ = *m_.kv_channels;
     groups_ = *m_.num_query_groups;
     q_rows_ = checked_mul(m_.num_attention_heads, head_);
@@ -55,12 +57,36 @@ class Builder {
     if (after)
       norm(ours + "post_attention_layernorm", theirs + named(n_.post_attention_norm, "norms of outputs"), h);
     if (before) norm(ours + "pre_mlp_layernorm", theirs + named(n_.mlp_norm, "norms of inputs"), h);
-    feed_forward(ours + "mlp.", theirs);
+    if (config::is_moe_layer(m_, layer_))
+      experts(ours + "mlp.", theirs);
+    else
+      feed_forward(ours + "mlp.", theirs);
     if (after)
       norm(ours + "post_feedforward_layernorm", theirs + named(n_.post_mlp_norm, "norms of outputs"), h);
   }
 
+  void latent_attention(const std::string& ours, const std::string& theirs) {
+    const int64_t heads = m_.num_attention_heads, h = m_.hidden_size,
+                  q_rows = checked_mul(heads, m_.qk_head_dim + m_.qk_pos_emb_head_dim);
+    const std::string& kv_down = named(n_.kv_down, "latent attention");
+    if (m_.q_lora_rank) {
+      linear(ours + "linear_q_down_proj", theirs + n_.q_down, *m_.q_lora_rank, h, false);
+      if (m_.qk_layernorm) norm(ours + "q_layernorm", theirs + n_.q_norm, *m_.q_lora_rank);
+      linear(ours + "linear_q_up_proj", theirs + n_.q_up, q_rows, *m_.q_lora_rank, false);
+    } else {
+      linear(ours + "linear_q_proj", theirs + n_.q, q_rows, h, false);
+    }
+    linear(ours + "linear_kv_down_proj", theirs + kv_down, m_.kv_lora_rank + m_.qk_pos_emb_head_dim, h,
+           false);
+    if (m_.qk_layernorm) norm(ours + "kv_layernorm", theirs + n_.kv_norm, m_.kv_lora_rank);
+    linear(ours + "linear_kv_up_proj", theirs + n_.kv_up, checked_mul(heads, m_.qk_head_dim + m_.v_head_dim),
+           m_.kv_lora_rank, false);
+    linear(ours + "linear_proj", theirs + n_.output, h, checked_mul(heads, m_.v_head_dim),
+           *m_.add_attention_output_bias);
+  }
+
   void attention(const std::string& ours, const std::string& theirs) {
+    if (m_.multi_latent_attention) return latent_attention(ours, theirs);
     std::vector<Segment> segments;
     const auto add = [&](const std::string& separate, int64_t fused_begin, int64_t begin, int64_t source,
                          int64_t count, bool rotated) {
@@ -117,6 +143,41 @@ class Builder {
     linear(ours + "linear_fc2", theirs + n_.down, h, ffn, bias);
   }
 
+  void experts(const std::string& ours, const std::string& theirs) {
+    const int64_t count = *m_.num_moe_experts, ffn = *m_.moe_ffn_hidden_size, h = m_.hidden_size;
+    add_full(ours + "router.weight", theirs + named(n_.router, "experts") + ".weight", {count, h});
+    if (!m_.gated_linear_unit) fail_without_names("experts without a gate");
+    if (*m_.add_mlp_bias) fail_without_names("experts with biases");
+    if (m_.moe_router_enable_expert_bias) fail_without_names("the bias of each expert");
+    stacked(ours + "experts.linear_fc1.weight",
+            {{theirs + n_.expert_gate, ffn}, {theirs + n_.expert_up, ffn}}, h);
+    stacked(ours + "experts.linear_fc2.weight", {{theirs + n_.expert_down, h}}, ffn);
+    if (!m_.moe_shared_expert_intermediate_size) return;
+    const int64_t shared = *m_.moe_shared_expert_intermediate_size;
+    const std::string gate = theirs + named(n_.shared_gate, "a shared expert"), up = theirs + n_.shared_up;
+    linear(ours + "shared_experts.linear_fc1", {{gate, 0, 0, shared}, {up, shared, 0, shared}},
+           {{gate, shared}, {up, shared}}, h, false);
+    linear(ours + "shared_experts.linear_fc2", theirs + n_.shared_down, h, shared, false);
+    if (m_.moe_shared_expert_gate)
+      add_full(ours + "shared_experts.gate_weight",
+               theirs + named(n_.shared_expert_gate, "a gate of the shared expert") + ".weight", {1, h});
+  }
+
+  // Matrices [out, in] of all experts, each of the rows of several files' matrices, named without ".weight".
+  void stacked(const std::string& ours, const std::vector<std::pair<std::string, int64_t>>& parts,
+               int64_t in) {
+    Arrangement& target = table_.targets[ours];
+    int64_t row = 0;
+    for (int64_t expert = 0; expert < *m_.num_moe_experts; ++expert)
+      for (const auto& [pattern, rows] : parts) {
+        const std::string name = numbered(pattern, expert) + ".weight";
+        target.segments.push_back({name, row, 0, rows});
+        table_.sources[name] = {rows, in};
+        row = checked_add(row, rows);
+      }
+    target.shape = {*m_.num_moe_experts, row / *m_.num_moe_experts, in};
+  }
+
   void linear(const std::string& ours, const std::string& theirs, int64_t out, int64_t in, bool bias) {
     linear(ours, {{theirs, 0, 0, out}}, {{theirs, out}}, in, bias);
   }
@@ -155,8 +216,11 @@ class Builder {
     add_full(ours, theirs + ".weight", {m_.vocab_size, m_.hidden_size}).shape[0] = *m_.padded_vocab_size;
   }
 
+  [[noreturn]] static void fail_without_names(const char* what) {
+    fail(ErrorCode::unsupported, std::string("the format has no names for ") + what);
+  }
   static const std::string& named(const std::string& name, const char* what) {
-    if (name.empty()) fail(ErrorCode::unsupported, std::string("the format has no names for ") + what);
+    if (name.empty()) fail_without_names(what);
     return name;
   }
 

@@ -1,7 +1,8 @@
 // Maps the parameters of a model, with Capstan's names and layout, to a file whose tensors have other names.
 //
 // Capstan's own names are Megatron's: linear_qkv holds for each key/value group its queries, then its key,
-// then its value; linear_fc1 of a gated MLP holds the gate's rows, then the up projection's.
+// then its value; linear_fc1 of a gated MLP holds the gate's rows, then the up projection's. The matrices of
+// all experts of a layer are one tensor [experts, out, in].
 #pragma once
 
 #include <string>
@@ -22,11 +23,17 @@ struct TensorNames {
   // Fused q, k and v: all rows of q, then of k, then of v.
   std::string qkv;
   std::string q_norm, k_norm, output;
+  // Latent attention: `q` or q_down, q_norm and q_up; kv_down, kv_norm and kv_up.
+  std::string q_down, q_up, kv_down, kv_norm, kv_up;
   // Gate and up projection of a gated MLP, separate or fused.
   std::string gate, up, gate_up;
   // First linear layer of an MLP that is not gated.
   std::string fc1;
   std::string down;
+  // MoE layers: the router, and the projections of one expert, whose index is in place of `{}`.
+  std::string router, expert_gate, expert_up, expert_down;
+  // The shared expert and its gate.
+  std::string shared_gate, shared_up, shared_down, shared_expert_gate;
   // Linear layers are stored [in, out].
   bool transposed = false;
   // Rows of q and k are ordered by adjacent pairs, not by halves (GGUF's llama).

@@ -47,7 +47,9 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
              " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8));
   }
   for (auto& [name, target] : table.targets) {
-    CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 2, "an arrangement of " + name);
+    CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 3 &&
+                       (target.shape.size() < 3 || (target.dimension == 0 && target.add == 0)),
+                   "an arrangement of " + name);
     RearrangedTensor info{{DType::f32, target.shape}, {}};
     if (!target.segments.empty()) info.dtype = source_.at(target.segments.front().source).dtype;
     for (const Segment& segment : target.segments)
@@ -97,6 +99,15 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
   const int64_t element = size_of(dtype);
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * element,
                  "size of the destination");
+  if (target.shape.size() == 3) {
+    const auto bytes = static_cast<size_t>(wanted.sizes[1] * wanted.sizes[2] * element);
+    for (int64_t i = 0; i < wanted.sizes[0]; ++i) {
+      const int64_t first_row = (wanted.offsets[0] + i) * target.shape[1] + wanted.offsets[1];
+      read_segments(target, dtype, {{first_row, wanted.offsets[2]}, {wanted.sizes[1], wanted.sizes[2]}},
+                    out.subspan(static_cast<size_t>(i) * bytes, bytes));
+    }
+    return;
+  }
   if (target.add == 0) return read_segments(target, dtype, wanted, out);
   // Adds in fp32, because 1 + w in a narrower type loses nearly all bits of a small w.
   if (!can_convert(DType::f32, dtype))
@@ -110,11 +121,20 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
               out.data(), dtype);
 }
 
+void RearrangedSource::read_source(const std::string& name, DType dtype, const Region& wanted,
+                                   std::span<std::byte> out) {
+  const Shape& shape = source_.at(name).shape;
+  if (shape.size() < 3) return source_.read(name, dtype, wanted, out);
+  const int64_t matrix = wanted.offsets[0] / shape[1], row = wanted.offsets[0] % shape[1];
+  CAPSTAN_ASSERT(row + wanted.sizes[0] <= shape[1], "a segment in two matrices of " + name);
+  source_.read(name, dtype, {{matrix, row, wanted.offsets[1]}, {1, wanted.sizes[0], wanted.sizes[1]}}, out);
+}
+
 void RearrangedSource::read_segments(const Arrangement& target, DType dtype, const Region& wanted,
                                      std::span<std::byte> out) {
   const int64_t element = size_of(dtype);
   const size_t along = target.dimension, across = 1 - along;
-  const bool flat = target.shape.size() == 1;
+  const bool flat = wanted.sizes.size() == 1;
   const int64_t first = wanted.offsets[along], last = first + wanted.sizes[along];
   const int64_t columns = flat ? 1 : wanted.sizes[1];
 
@@ -132,15 +152,15 @@ void RearrangedSource::read_segments(const Arrangement& target, DType dtype, con
     source_region.sizes[target.source_dimension] = end - begin;
     if (along == target.source_dimension) {
       CAPSTAN_ASSERT(along == 0, "segments along columns of " + segment.source);
-      source_.read(segment.source, dtype, source_region,
-                   out.subspan(static_cast<size_t>((begin - first) * columns * element),
-                               static_cast<size_t>((end - begin) * columns * element)));
+      read_source(segment.source, dtype, source_region,
+                  out.subspan(static_cast<size_t>((begin - first) * columns * element),
+                              static_cast<size_t>((end - begin) * columns * element)));
       continue;
     }
     source_region.offsets[along] = wanted.offsets[across];
     source_region.sizes[along] = wanted.sizes[across];
     slice_.resize(static_cast<size_t>(source_region.sizes.elements() * element));
-    source_.read(segment.source, dtype, source_region, slice_);
+    read_source(segment.source, dtype, source_region, slice_);
     const int64_t offset_of_run = along == 0 ? (begin - first) * columns : begin - first;
     transpose(dtype, slice_.data(), source_region.sizes[1], source_region.sizes[0],
               out.data() + offset_of_run * element, columns);

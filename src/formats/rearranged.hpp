@@ -17,10 +17,12 @@ struct Segment {
   int64_t begin = 0, source_begin = 0, count = 0;
 };
 
-// A target tensor of one or two dimensions. Elements that no segment covers are zero.
+// A target tensor of one to three dimensions. Elements that no segment covers are zero. The segments of a
+// tensor of three dimensions, target or source, count the rows of all its matrices in their order, and each
+// lies in one matrix.
 struct Arrangement {
   Shape shape;
-  // Dimensions that the segments slice. If they differ, slices are transposed.
+  // Dimensions that the segments slice: rows or columns. If they differ, slices are transposed.
   size_t dimension = 0, source_dimension = 0;
   // Sorted by `begin`, without overlap.
   std::vector<Segment> segments;
@@ -50,7 +52,9 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:
+  // `wanted`: in the matrix of all rows.
   void read_segments(const Arrangement& target, DType dtype, const Region& wanted, std::span<std::byte> out);
+  void read_source(const std::string& name, DType dtype, const Region& wanted, std::span<std::byte> out);
 
   checkpoint::TensorSource& source_;
   // Buffer of a slice to transpose.

@@ -109,7 +109,7 @@ constexpr Rule kTable[] = {
     no_effect("loss_watchdog_patience", "see resilience.spike_window"),
 
     deferred("bf16 fp16 bfloat16 float16", "mixed_precision (preset)"),
-    no_effect("tf32", kKernels),
+    deferred("tf32", "mixed_precision.tf32"),
     deferred("gradient_checkpointing", "model.recompute_granularity"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
     unsupported("activation_offloading",
@@ -279,27 +279,34 @@ void optimizer(Reader& r) {
   transformers_schedule_options(r, type);
   r.copy("optimizer.min_lr_ratio", "cosine_min_lr_ratio");
   transformers_warmup(r);
+  transformers_schedule_defaults(draft, type);
   if (r.given("loss_watchdog_threshold"))
     r.omit("loss_watchdog_threshold", OmissionReason::to_fill_in,
            "see resilience.loss_spike_action, which compares with the running mean");
 }
 
-void precision(Reader& r) {
-  Draft& draft = r.draft;
+// Chooses the preset; returns whether it computes in 16 bits.
+bool choose_half(Reader& r) {
   for (const char* key : {"bf16", "bfloat16"}) {
     const auto value = r.text(key);
     if (value && (*value == "auto" || *value == "full" || truth(*value) == true)) {
       r.choose("mixed_precision", "bf16_mixed", key, *value == "auto" ? "where the device has it" : "");
       if (r.is_true("fp16")) r.omit("fp16", "true", OmissionReason::no_effect, "bf16 is given");
-      return;
+      return true;
     }
   }
   for (const char* key : {"fp16", "float16"})
     if (const auto value = r.text(key); value && truth(*value) == true) {
       r.choose("mixed_precision", "fp16_mixed", key);
-      return;
+      return true;
     }
-  draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
+  return false;
+}
+
+void precision(Reader& r) {
+  const bool half = choose_half(r);
+  if (!half) r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
+  take_tf32(r, !half);
 }
 
 void sharding(Reader& r) {

@@ -61,9 +61,13 @@ constexpr Rule kTable[] = {
     no_effect("fp16.auto_cast", "inputs are token ids"),
     unsupported("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
     deferred("bf16.enabled bfloat16.enabled"),
-    no_effect("bf16.*", "main parameters and moments are fp32"),
+    deferred("bf16.bf16_master_weights_and_grads", "optimizer.main_params_dtype, optimizer.main_grads_dtype"),
+    deferred("bf16.bf16_optimizer_states", "optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype"),
+    no_effect("bf16.immediate_grad_update", "a gradient is added as soon as it is computed"),
+    no_effect("bf16.check_grad_overflow", "see resilience.check_for_nan"),
     unsupported("torch_autocast", "casting of single operations"),
-    deferred("communication_data_type data_types.grad_accum_dtype"),
+    deferred("communication_data_type", "mixed_precision.grad_reduce_in_fp32"),
+    deferred("data_types.grad_accum_dtype", "optimizer.main_grads_dtype"),
     unsupported("amp", "NVIDIA Apex; see fp16 and bf16"),
 
     deferred("optimizer.type"),
@@ -81,7 +85,8 @@ constexpr Rule kTable[] = {
              "scheduler.params.warmup_max_lr scheduler.params.total_num_steps scheduler.params.warmup_type "
              "scheduler.params.cos_min_ratio scheduler.params.warmup_min_ratio"),
 
-    unsupported("activation_checkpointing.cpu_checkpointing", "saved activations in host memory"),
+    unsupported("activation_checkpointing.cpu_checkpointing",
+                "saved activations of all layers in host memory; see model.cpu_offloading_num_layers"),
     copy("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
     copy("activation_checkpointing.number_checkpoints", "model.recompute_num_layers"),
     no_effect("activation_checkpointing.*", kTuning),
@@ -109,7 +114,6 @@ constexpr Rule kTable[] = {
     unsupported("compression_training", "compression"),
     unsupported("sparse_attention", "sparse attention"),
     unsupported("curriculum_learning data_efficiency", "a curriculum"),
-    unsupported("data_types", "gradients in another format"),
     unsupported("pipeline", "DeepSpeed's pipeline engine; see dist.pipeline_model_parallel_size"),
     copy("tensor_parallel.autotp_size", "dist.tensor_model_parallel_size"),
     copy("sequence_parallel_size", "dist.context_parallel_size"),
@@ -219,16 +223,10 @@ void precision(Reader& r) {
 }
 
 void gradients(Reader& r) {
-  for (const char* key : {"communication_data_type", "data_types.grad_accum_dtype"}) {
-    const auto type = r.text(key);
-    if (!type) continue;
-    const std::string_view field_path = key;
-    if (field_path.starts_with("data"))
-      r.omit(key, *type, OmissionReason::no_effect, "gradients are accumulated in fp32");
-    else
-      r.set("mixed_precision.grad_reduce_in_fp32", *type == "fp32" || *type == "float32" ? "true" : "false",
-            key);
-  }
+  constexpr const char* sent = "communication_data_type";
+  if (const auto type = r.text(sent))
+    r.set("mixed_precision.grad_reduce_in_fp32", *type == "fp32" || *type == "float32" ? "true" : "false",
+          sent);
   if (const auto clip = r.real("gradient_clipping"))
     r.copy("optimizer.clip_grad", "gradient_clipping");
   else if (absent(r, "gradient_clipping"))
@@ -264,6 +262,37 @@ void muon_rates(Reader& r) {
     else
       r.omit(adam_lr, OmissionReason::unsupported, reason);
   }
+}
+
+// Gradients, main parameters and moments in bf16.
+void state_formats(Reader& r) {
+  const auto optimizer = r.text("optimizer.type");
+  const bool adam = !optimizer || *optimizer == "Adam" || *optimizer == "AdamW";
+  bool aware = false;
+  const auto set_bf16 = [&](const char* key, std::initializer_list<const char*> fields) {
+    if (!adam) return r.omit(key, OmissionReason::unsupported, "optimizer state in bf16 is for Adam");
+    for (const char* field : fields) r.set(field, "bf16", key);
+    if (!std::exchange(aware, true)) r.set("optimizer.use_precision_aware_optimizer", "true", key);
+  };
+  const auto set_if_true = [&](const char* key, std::initializer_list<const char*> fields) {
+    if (r.is_true(key))
+      set_bf16(key, fields);
+    else if (r.given(key))
+      r.omit(key, OmissionReason::off, "in fp32");
+  };
+  constexpr const char* accumulated = "data_types.grad_accum_dtype";
+  const auto type = r.text(accumulated);
+  if (type == "bf16")
+    set_bf16(accumulated, {"optimizer.main_grads_dtype"});
+  else if (type)
+    r.omit(accumulated, *type, type == "fp32" ? OmissionReason::same : OmissionReason::unsupported,
+           "gradients are accumulated in fp32 or bf16");
+  constexpr const char* main = "bf16.bf16_master_weights_and_grads";
+  if (type)
+    set_if_true(main, {"optimizer.main_params_dtype"});
+  else
+    set_if_true(main, {"optimizer.main_params_dtype", "optimizer.main_grads_dtype"});
+  set_if_true("bf16.bf16_optimizer_states", {"optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"});
 }
 
 void optimizer(Reader& r) {
@@ -375,6 +404,7 @@ void read_deepspeed(Draft& draft, const Node& root) {
   batch(reader);
   precision(reader);
   gradients(reader);
+  state_formats(reader);
   optimizer(reader);
   scheduler(reader);
   reader.account();

@@ -176,12 +176,13 @@ bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
     const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
     // Fields of a section preset that is not selected, recomputation of activations that Capstan never
-    // stores, the precision-aware optimizer that Megatron's offload needs, and validation data without
-    // validation.
-    const bool idle = diagnostic.code == "C0110" ||
-                      diagnostic.name == "selective_names_more_than_core_attn" ||
-                      diagnostic.name == "precision_aware_stores_below_fp32" ||
-                      diagnostic.name == "validation_data_is_read";
+    // stores, the precision-aware optimizer that Megatron's offload needs, validation data without
+    // validation, and the weight decay beside one that grows.
+    const bool idle =
+        diagnostic.code == "C0110" || diagnostic.name == "selective_names_more_than_core_attn" ||
+        diagnostic.name == "precision_aware_stores_below_fp32" ||
+        diagnostic.name == "validation_data_is_read" ||
+        (diagnostic.name == "schedule_values_are_read" && diagnostic.path == "optimizer.weight_decay");
     if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
     draft.withdraw(diagnostic.path, OmissionReason::no_effect,
                    unread ? "`" + diagnostic.path + "` is " + diagnostic.label : diagnostic.message);

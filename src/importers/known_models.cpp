@@ -16,6 +16,9 @@ struct Model {
   std::string_view preset;
 };
 constexpr Model kModels[] = {
+    {"deepseek-v2-lite", "deepseek-v2-lite"},
+    {"deepseek-v3", "deepseek-v3"},
+    {"deepseek-v3-base", "deepseek-v3"},
     {"gpt2", "gpt2-124m"},
     {"gpt2-medium", "gpt2-355m"},
     {"gpt2-large", "gpt2-774m"},
@@ -39,9 +42,12 @@ constexpr Model kModels[] = {
     {"mistral-7b-instruct-v0.1", "mistral-7b-v0.1"},
     {"mistral-7b-instruct-v0.3", "mistral-7b"},
     {"mixtral-8x7b-v0.1", "mixtral-8x7b"},
+    {"mixtral-8x7b-instruct-v0.1", "mixtral-8x7b"},
+    {"mixtral-8x22b-v0.1", "mixtral-8x22b"},
     {"olmo-2-0425-1b", "olmo2-1b"},
     {"olmo-2-1124-7b", "olmo2-7b"},
     {"olmo-2-1124-13b", "olmo2-13b"},
+    {"olmoe-1b-7b-0125", "olmoe-1b-7b"},
     {"phi-3-mini-4k", "phi3-mini"},
     {"phi-3.5-mini", "phi3.5-mini"},
     {"qwen2.5-0.5b", "qwen2.5-0.5b"},
@@ -57,6 +63,7 @@ constexpr Model kModels[] = {
     {"qwen3-14b", "qwen3-14b"},
     {"qwen3-32b", "qwen3-32b"},
     {"qwen3-30b-a3b", "qwen3-30b-a3b"},
+    {"qwen3-235b-a22b", "qwen3-235b-a22b"},
     {"smollm2-135m", "smollm2-135m"},
     {"smollm2-360m", "smollm2-360m"},
     {"smollm2-1.7b", "smollm2-1.7b"},

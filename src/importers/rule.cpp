@@ -244,6 +244,13 @@ bool take_seed(Reader& reader, std::string_view key) {
   return true;
 }
 
+void take_tf32(Reader& reader, bool computes_in_fp32) {
+  if (computes_in_fp32)
+    reader.copy("mixed_precision.tf32", "tf32");
+  else if (reader.is_true("tf32"))
+    reader.omit("tf32", OmissionReason::no_effect, "GEMMs are in 16 bits");
+}
+
 bool Reader::copy(std::string_view path, std::string_view key, const std::string& note) {
   if (!given(key)) return false;
   draft.set(path, *find(key), from(key), note);

@@ -169,6 +169,8 @@ class Reader {
 
 // Takes the seed of the weights and the data; returns false if the key is absent.
 bool take_seed(Reader& reader, std::string_view key);
+// Takes the key `tf32`, which has an effect on GEMMs of fp32 only.
+void take_tf32(Reader& reader, bool computes_in_fp32);
 
 // True for null, false, "", [] and {}.
 bool is_off(const config::Node& node);

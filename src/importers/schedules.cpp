@@ -1,5 +1,8 @@
 #include "importers/schedules.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "base/text.hpp"
 
 namespace capstan::importers {
@@ -33,6 +36,13 @@ constexpr Option kOptions[] = {
     {"warmup_stable_decay", "num_decay_steps", "scheduler.lr_wsd_decay_iters"},
     {"warmup_stable_decay", "num_warmup_steps", "scheduler.lr_warmup_iters"},
 };
+
+// Whether the draft has a warm-up other than 0.
+bool has_warmup(const Draft& draft) {
+  return std::ranges::any_of(
+      std::array{"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"},
+      [&](const char* path) { return draft.has(path) && parse_double(draft.text(path)) != 0.0; });
+}
 
 void read_option(Reader& reader, const std::string& type, const std::string& key, const SourceKey& from,
                  const config::Node& value) {
@@ -89,6 +99,19 @@ void transformers_schedule_options(Reader& reader, const std::string& type) {
   for (size_t i = 0; i < options->items.size(); ++i)
     read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_locations[i]},
                 options->items[i]);
+}
+
+void transformers_schedule_defaults(Draft& draft, const std::string& type) {
+  if (type == "warmup_stable_decay" && !draft.mentions("lr_scheduler_kwargs.decay_type"))
+    draft.assume("scheduler.lr_wsd_decay_style", "cosine", "Transformers' default");
+  if (type != "inverse_sqrt") return;
+  if (!has_warmup(draft))
+    draft.withdraw("scheduler.lr_decay_style", OmissionReason::unsupported,
+                   "without a warm-up it is sqrt(10000 / (10000 + step)) in Transformers; "
+                   "inverse-square-root here is that of a run with warmup_steps");
+  else if (draft.mentions("lr_scheduler_kwargs.timescale"))
+    draft.withdraw("scheduler.lr_decay_style", OmissionReason::unsupported,
+                   "the time scale of inverse-square-root is the warm-up");
 }
 
 void transformers_warmup(Reader& reader) {

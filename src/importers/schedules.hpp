@@ -13,6 +13,9 @@ namespace capstan::importers {
 void transformers_schedule(Reader& reader, std::string_view key, const std::string& type);
 // Reads `lr_scheduler_kwargs` of that schedule: minimum, length and form of the decay.
 void transformers_schedule_options(Reader& reader, const std::string& type);
+// Sets what the schedule `type` means by what is not given, or takes the schedule back if it is another one
+// then. To be called after its options and its warm-up were read.
+void transformers_schedule_defaults(Draft& draft, const std::string& type);
 // Reads `warmup_steps`; a number below 1 is a fraction of the run.
 void transformers_warmup(Reader& reader);
 

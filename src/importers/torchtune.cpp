@@ -107,7 +107,7 @@ constexpr Rule kTable[] = {
     no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
     no_effect("custom_sharded_layers", "parameters are sharded evenly"),
     no_effect("compile", kKernels),
-    unsupported("enable_fp8_training fp8_recipe_name", "FP8 GEMMs"),
+    deferred("enable_fp8_training fp8_recipe_name", "mixed_precision (preset)"),
     no_effect("low_cpu_ram", "weights are read when they are needed"),
 
     copy("log_every_n_steps", "logger.log_interval"),
@@ -224,10 +224,29 @@ void optimizer(Reader& r) {
            "see `capstan explain scheduler`");
 }
 
+// FP8 GEMMs with one scale for a tensor, from its current maximum. Returns whether the file asks for them.
+bool low_precision(Reader& r) {
+  constexpr const char *enabled = "enable_fp8_training", *recipe = "fp8_recipe_name";
+  const auto name = r.text(recipe);
+  if (!r.is_true(enabled)) {
+    if (name) r.omit(recipe, *name, OmissionReason::no_effect, "enable_fp8_training is not set");
+    return false;
+  }
+  if (name && *name != "tensorwise") {
+    r.omit(recipe, *name, OmissionReason::unsupported, "see `capstan explain mixed_precision.fp8_recipe`");
+    return false;
+  }
+  r.choose("mixed_precision", "bf16_with_fp8_current_scaling_mixed", enabled,
+           "with fp32 main parameters and moments");
+  return true;
+}
+
 void precision(Reader& r) {
   const auto type = r.text("dtype");
   const SourceKey from = r.from("dtype");
-  if (!type || *type == "fp32")
+  if (low_precision(r) && type == "bf16")
+    r.omit("dtype", *type, OmissionReason::same, "the preset's");
+  else if (!type || *type == "fp32")
     r.draft.choose("mixed_precision", "fp32", from);
   else if (*type == "bf16")
     r.draft.choose("mixed_precision", "bf16_mixed", from, "with fp32 main parameters and moments");

@@ -54,8 +54,9 @@ constexpr Rule kTable[] = {
     no_effect("average_tokens_across_devices", "gradients are divided once by the number of tokens"),
 
     deferred("bf16 fp16"),
+    deferred("tf32", "mixed_precision.tf32"),
     no_effect("bf16_full_eval fp16_full_eval", "evaluation has the model's number format"),
-    no_effect("fp16_opt_level half_precision_backend fp16_backend tf32", kKernels),
+    no_effect("fp16_opt_level half_precision_backend fp16_backend", kKernels),
     deferred("gradient_checkpointing"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
     unsupported("activation_offloading",
@@ -193,6 +194,7 @@ void schedule(Reader& r) {
   if (!draft.has("optimizer.min_lr_ratio"))
     draft.assume("optimizer.min_lr", "0", "Transformers' schedules end at 0");
   transformers_warmup(r);
+  transformers_schedule_defaults(draft, type);
   if (type == "constant" &&
       (draft.has("scheduler.lr_warmup_fraction") || draft.has("scheduler.lr_warmup_iters")))
     for (const char* path : {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"})
@@ -235,6 +237,7 @@ void precision(Reader& r) {
     r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
   for (const char* key : {"bf16", "fp16"})
     if (r.find(key) && !r.is_true(key)) r.omit(key, OmissionReason::off, "");
+  take_tf32(r, !r.is_true("bf16") && !r.is_true("fp16"));
 }
 
 void sharding(Reader& r) {

@@ -5,9 +5,12 @@
 #include <string>
 
 #include "base/text.hpp"
+#include "comm/reduce.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/rotary.hpp"
 #include "kernels/table.hpp"
 #include "ops/linear_cross_entropy.hpp"
+#include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::models {
@@ -28,15 +31,27 @@ void refuse_unsupported(const ModelConfig& c) {
   const auto refuse = [&](bool when, const std::string& what) {
     if (when) found.push_back("model." + what);
   };
-  if (c.num_moe_experts) refuse(true, "num_moe_experts=" + std::to_string(*c.num_moe_experts));
-  refuse(c.multi_latent_attention, "multi_latent_attention=true");
+  if (c.num_moe_experts) {
+    const auto type = c.moe_router_load_balancing_type;
+    refuse(type == config::RouterBalancing::sinkhorn || type == config::RouterBalancing::global_aux_loss,
+           "moe_router_load_balancing_type=" + std::string(config::enum_name(type)));
+    refuse(c.moe_router_dtype != config::RouterDtype::fp32, "moe_router_dtype=fp64");
+    refuse(c.moe_router_enable_expert_bias, "moe_router_enable_expert_bias=true");
+    refuse(c.moe_input_jitter_eps.has_value(), "moe_input_jitter_eps");
+    refuse(!c.moe_grouped_gemm, "moe_grouped_gemm=false");
+    refuse(!c.moe_permute_fusion, "moe_permute_fusion=false");
+    refuse(c.moe_shared_expert_overlap, "moe_shared_expert_overlap=true");
+    refuse(c.moe_shared_expert_intermediate_size && c.add_mlp_bias.value_or(c.add_bias_linear),
+           "add_mlp_bias=true with moe_shared_expert_intermediate_size");
+  }
   if (c.mtp_num_layers) refuse(*c.mtp_num_layers > 0, "mtp_num_layers=" + std::to_string(*c.mtp_num_layers));
   refuse(c.fp32_residual_connection, "fp32_residual_connection=true");
   refuse(!c.attention_softmax_in_fp32, "attention_softmax_in_fp32=false");
   refuse(c.distribute_saved_activations, "distribute_saved_activations=true");
   if (c.recompute_granularity == config::RecomputeGranularity::selective)
     for (const auto module : c.recompute_modules)
-      refuse(module != config::RecomputeModule::core_attn && module != config::RecomputeModule::mlp,
+      refuse(module != config::RecomputeModule::core_attn && module != config::RecomputeModule::mlp &&
+                 module != config::RecomputeModule::moe && module != config::RecomputeModule::mla_up_proj,
              "recompute_modules=[" + std::string(config::enum_name(module)) + "]");
   if (!found.empty())
     fail(ErrorCode::unsupported, "this build cannot run a model with " + join(found, ", "),
@@ -61,6 +76,46 @@ kernels::ActivationKind activation_of(config::Activation activation) {
       return kernels::ActivationKind::squared_relu;
   }
   fail(ErrorCode::internal, "unknown activation");
+}
+
+ops::RouterOptions router_of(const ModelConfig& c) {
+  const bool sigmoid = c.moe_router_score_function == config::RouterScore::sigmoid;
+  ops::RouterOptions router;
+  router.topk = c.moe_router_topk;
+  router.score = sigmoid ? kernels::RouterScore::sigmoid : kernels::RouterScore::softmax;
+  router.pre_softmax = c.moe_router_pre_softmax;
+  router.normalize = sigmoid && c.moe_router_topk > 1;
+  router.scaling_factor = c.moe_router_topk_scaling_factor.value_or(1);
+  router.groups = c.moe_router_num_groups.value_or(0);
+  router.group_topk = c.moe_router_group_topk.value_or(0);
+  return router;
+}
+
+// The mixture of experts of a model whose dense layers have the MLP `dense`.
+nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense) {
+  nn::Moe::Options o;
+  o.hidden = dense.hidden;
+  o.experts = *c.num_moe_experts;
+  o.ffn = resolved(c.moe_ffn_hidden_size, "moe_ffn_hidden_size");
+  o.gated = dense.gated;
+  o.bias = dense.bias;
+  o.activation = dense.activation;
+  o.router = router_of(c);
+  if (c.moe_router_load_balancing_type == config::RouterBalancing::aux_loss)
+    o.balance = nn::Moe::Balance::micro_batch;
+  if (c.moe_router_load_balancing_type == config::RouterBalancing::seq_aux_loss)
+    o.balance = nn::Moe::Balance::sequence;
+  o.balance_coefficient = c.moe_aux_loss_coeff;
+  o.z_coefficient = c.moe_z_loss_coeff.value_or(0);
+  o.capacity_factor = c.moe_expert_capacity_factor;
+  if (c.moe_token_drop_policy == config::TokenDropPolicy::position)
+    o.drop_policy = kernels::DropPolicy::position;
+  o.pad_to_capacity = c.moe_pad_expert_input_to_capacity;
+  o.shared_ffn = c.moe_shared_expert_intermediate_size.value_or(0);
+  o.shared_gate = c.moe_shared_expert_gate;
+  o.init = dense.init;
+  o.output_init = dense.output_init;
+  return o;
 }
 
 nn::NormKind norm_of(const ModelConfig& c) {
@@ -88,8 +143,11 @@ std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
   nn::RopeOptions rope;
   rope.rotary_dim = config::rotary_width(c);
   require(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0,
-          "model.rotary_percent=" + to_text(c.rotary_percent) + " of a head of " + std::to_string(head_dim) +
-              " elements rotates " + std::to_string(rope.rotary_dim) + " of them, an odd number");
+          c.multi_latent_attention
+              ? "model.qk_pos_emb_head_dim=" + std::to_string(rope.rotary_dim) + " is an odd number"
+              : "model.rotary_percent=" + to_text(c.rotary_percent) + " of a head of " +
+                    std::to_string(head_dim) + " elements rotates " + std::to_string(rope.rotary_dim) +
+                    " of them, an odd number");
   rope.base = c.rotary_base;
   rope.interleaved = c.rotary_interleaved;
   if (!c.rope_scaling) return rope;
@@ -128,6 +186,12 @@ void check_sizes(const ModelConfig& config) {
   require(!config.apply_residual_connection_post_layernorm ||
               config.norm_placement == config::NormPlacement::input,
           "model.apply_residual_connection_post_layernorm=true needs model.norm_placement=input");
+  require(!config.multi_latent_attention || config.position_embedding_type == config::PositionEmbedding::rope,
+          "model.multi_latent_attention=true needs model.position_embedding_type=rope");
+  require(!config.multi_latent_attention || (config.kv_lora_rank > 0 && config.q_lora_rank.value_or(1) > 0 &&
+                                             config.qk_head_dim > 0 && config.v_head_dim > 0),
+          "model.multi_latent_attention=true needs model.q_lora_rank, kv_lora_rank, qk_head_dim and "
+          "v_head_dim above 0");
   require(config.num_layers > 0 && config.hidden_size > 0 && config.num_attention_heads > 0 &&
               config.vocab_size > 0,
           "a model needs model.num_layers, hidden_size, num_attention_heads and vocab_size above 0");
@@ -203,7 +267,24 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
     recomputed_layers_ = block ? number : config.num_layers;
     region_layers_ = block ? 1 : number;
   }
+  has_router_losses_ =
+      config.num_moe_experts && (config.moe_aux_loss_coeff > 0 || config.moe_z_loss_coeff.value_or(0) > 0);
   if (config.cpu_offloading) offloaded_layers_ = config.cpu_offloading_num_layers;
+}
+
+static bool recomputes(const ModelConfig& c, config::RecomputeModule module) {
+  return c.recompute_granularity == config::RecomputeGranularity::selective &&
+         std::count(c.recompute_modules.begin(), c.recompute_modules.end(), module) > 0;
+}
+
+static std::optional<nn::LatentAttention::Sizes> latent_of(const ModelConfig& c) {
+  if (!c.multi_latent_attention) return std::nullopt;
+  return nn::LatentAttention::Sizes{
+      .q_rank = c.q_lora_rank,
+      .kv_rank = c.kv_lora_rank,
+      .nope_dim = c.qk_head_dim,
+      .value_dim = c.v_head_dim,
+      .recompute_up_projections = recomputes(c, config::RecomputeModule::mla_up_proj)};
 }
 
 nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int64_t layer) const {
@@ -216,10 +297,10 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   o.output_norms = c.norm_placement != config::NormPlacement::input;
   o.hidden_dropout = c.hidden_dropout;
   o.residual_post_layernorm = c.apply_residual_connection_post_layernorm;
-  o.recompute_mlp =
-      c.recompute_granularity == config::RecomputeGranularity::selective &&
-      std::count(c.recompute_modules.begin(), c.recompute_modules.end(), config::RecomputeModule::mlp) > 0;
-  nn::SelfAttention::Options& a = o.attention;
+  o.recompute_mlp = recomputes(
+      c, config::is_moe_layer(c, layer) ? config::RecomputeModule::moe : config::RecomputeModule::mlp);
+  o.latent = latent_of(c);
+  nn::Attention::Options& a = o.attention;
   a.hidden = hidden_;
   a.heads = c.num_attention_heads;
   a.groups = resolved(c.num_query_groups, "num_query_groups");
@@ -227,6 +308,8 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   a.qkv_bias = c.add_bias_linear || c.add_qkv_bias;
   a.output_bias = c.add_attention_output_bias.value_or(c.add_bias_linear);
   if (c.qk_layernorm) a.qk_norm = o.norm;
+  if (c.qk_layernorm && o.latent)
+    a.qk_norm->epsilon = resolved(c.latent_layernorm_epsilon, "latent_layernorm_epsilon");
   a.qk_norm_across_heads = c.qk_layernorm_across_heads;
   a.rope = rope_of(c);
   a.scale = resolved(c.softmax_scale, "softmax_scale");
@@ -245,6 +328,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   m.activation = activation_of(c.activation_func);
   m.init = init;
   m.output_init = output_init;
+  if (config::is_moe_layer(c, layer)) o.moe = moe_options(c, m);
   return o;
 }
 
@@ -276,7 +360,16 @@ nn::TokenContext GptModel::token_context(Tape& tape, const Batch& batch,
   context.hidden_dropout_rows = ops::local_rows(batch.dropout_rows, parallel_.tensor);
   context.training = options.training;
   context.seed = options.seed;
+  if (options.training && has_router_losses_) context.loss_weight_sum = loss_weight_sum(tape, batch);
+  context.router_statistics = options.router_statistics;
   return context;
+}
+
+Tensor GptModel::loss_weight_sum(Tape& tape, const Batch& batch) const {
+  const Tensor sum = Tensor::zeros(tape.device(), {1});
+  ops::add_column_sum(batch.loss_mask.view({batch.batch * batch.seq, 1}), sum);
+  if (comm::ranks_of(parallel_.context.group) > 1) comm::all_reduce_sum_any(*parallel_.context.group, sum);
+  return sum;
 }
 
 nn::HiddenStates GptModel::forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,

@@ -42,6 +42,8 @@ class GptModel final : public Model {
   const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;
+  // The sum of the micro-batch's loss weights, fp32 [1].
+  Tensor loss_weight_sum(Tape& tape, const Batch& batch) const;
 
   int64_t vocab_ = 0, hidden_ = 0;
   // Rows of the position table, 0: none.
@@ -68,6 +70,8 @@ class GptModel final : public Model {
   const Parameter* output_ = nullptr;
   // Null without rotary positions.
   std::unique_ptr<nn::RopeTables> rope_tables_;
+  // Some layer adds losses of its router to the gradients.
+  bool has_router_losses_ = false;
 };
 
 }  // namespace capstan::models

@@ -7,6 +7,7 @@
 
 #include "nn/adapter.hpp"
 #include "nn/parallel.hpp"
+#include "nn/router_statistics.hpp"
 #include "ops/attention.hpp"
 #include "ops/decoding.hpp"
 #include "ops/rope.hpp"
@@ -60,6 +61,8 @@ struct ForwardOptions {
   uint64_t seed = 0;
   // Follow the model section; false: save every activation.
   bool recompute = true;
+  // Counts the tokens of each expert; null: they are not counted.
+  nn::RouterStatistics* router_statistics = nullptr;
 };
 
 // Sums over the micro-batch's tokens, weighted with the loss mask and not divided by a count.

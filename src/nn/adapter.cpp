@@ -23,14 +23,33 @@ Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
   return {Init::Kind::zeros};
 }
 
+// The parallel state of a linear layer's output, or of an adapter's update.
+enum class OutputState : uint8_t { replicated, columns, partial_sum };
+
+OutputState state_of(const ParamSpec& a, const ParamSpec& b) {
+  const DimSharding* const inputs = a.sharding.over(ShardingAxis::tensor);
+  if (inputs && inputs->dim == 1) return OutputState::partial_sum;
+  return b.sharding.over(ShardingAxis::tensor) ? OutputState::columns : OutputState::replicated;
+}
+OutputState state_of(LinearSharding sharding) {
+  if (sharding == LinearSharding::row) return OutputState::partial_sum;
+  return sharding == LinearSharding::column ? OutputState::columns : OutputState::replicated;
+}
+
 }  // namespace
 
-Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, bool column,
-                 const std::vector<OutputSlice>& slices)
+void Adapter::check_state(const ParamSpec& a, const ParamSpec& b) const {
+  CAPSTAN_ASSERT(
+      parallel_.is_single() || state_of(a, b) == state_of(sharding_),
+      "the update of `" + a.name + "` is sharded otherwise than the output of `" + weight_.name() + "`");
+}
+
+Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight,
+                 LinearSharding sharding, const std::vector<OutputSlice>& slices)
     : options_(parameters.adapters()),
       weight_(weight),
       parallel_(parameters.parallel().tensor),
-      column_(column) {
+      sharding_(sharding) {
   if (!options_) return;
   if (options_->split_fused && !slices.empty()) {
     const std::string around = path.prefix.substr(0, path.prefix.rfind('.') + 1);
@@ -43,7 +62,10 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
   }
   if (!options_->adapts(path.prefix)) return;
   add_branch(parameters, path,
-             {{}, {}, weight.spec().shape[0], column ? weight.spec().sharding : Sharding{}});
+             {{},
+              {},
+              weight.spec().shape[0],
+              sharding == LinearSharding::column ? weight.spec().sharding : Sharding{}});
 }
 
 void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice) {
@@ -54,14 +76,21 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
       inner.spec("linear_out.weight", {slice.out, rank}, first_values(options_->b, slice.out, rank));
   a.adapter = b.adapter = true;
   b.is_lora_b = true;
-  // The replicated factor gets gradients from each rank's outputs, or inputs, only.
-  if (column_) {
-    b.sharding = slice.sharding;
-    a.partial_over_tensor = !parallel_.is_single();
-  } else {
-    a.sharding = weight_.spec().sharding;
-    b.partial_over_tensor = !parallel_.is_single();
+  // A replicated factor gets gradients from each rank's outputs, inputs or rows only.
+  switch (sharding_) {
+    case LinearSharding::none:
+      a.partial_over_tensor = b.partial_over_tensor = parallel_.shards_rows();
+      break;
+    case LinearSharding::column:
+      b.sharding = slice.sharding;
+      a.partial_over_tensor = !parallel_.is_single();
+      break;
+    case LinearSharding::row:
+      a.sharding = weight_.spec().sharding;
+      b.partial_over_tensor = !parallel_.is_single();
+      break;
   }
+  check_state(a, b);
   const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
   branches_.push_back({&first, &parameters.add(std::move(b)), slice.segments, dropout_sequence});
@@ -69,26 +98,30 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   ParamSpec m = inner.spec("magnitude", {slice.out}, {Init::Kind::ones});
   m.adapter = true;
   m.row_norms_of = weight_.name();
-  if (column_)
+  if (sharding_ == LinearSharding::column)
     m.sharding = slice.sharding;
   else
-    m.partial_over_tensor = !parallel_.is_single();
+    m.partial_over_tensor =
+        sharding_ == LinearSharding::row ? !parallel_.is_single() : parallel_.shards_rows();
   branches_.back().magnitude = &parameters.add(std::move(m));
 }
 
 Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const {
   for (const Branch& branch : branches_) {
-    const int64_t first_column = column_ ? 0 : parallel_.rank() * x.size(1);
-    const Var in = ops::dropout_columns(
-        tape, x, context.adapter_dropout(options_->dropout, branch.dropout_sequence), first_column);
+    // A row-parallel layer reads some of the columns, a replicated one may read some of the rows.
+    const int64_t first_column = sharding_ == LinearSharding::row ? parallel_.rank() * x.size(1) : 0;
+    const Var in = ops::dropout_columns(tape, x,
+                                        context.adapter_dropout(options_->dropout, branch.dropout_sequence,
+                                                                sharding_ == LinearSharding::none),
+                                        first_column);
     base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
                              static_cast<float>(options_->scale), branch.segments);
   }
   for (const Branch& branch : branches_)
     if (branch.magnitude)
       base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude,
-                            static_cast<float>(options_->scale), column_ ? nullptr : parallel_.group,
-                            branch.segments);
+                            static_cast<float>(options_->scale),
+                            sharding_ == LinearSharding::row ? parallel_.group : nullptr, branch.segments);
   return base;
 }
 

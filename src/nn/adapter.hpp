@@ -42,12 +42,17 @@ struct OutputSlice {
   Sharding sharding;
 };
 
+// How a linear layer is sharded over tensor-parallel ranks: not at all (each rank computes all features of
+// its rows), by its outputs (column: each rank computes some of the features) or by its inputs (row: each
+// rank computes a partial sum). ops/tensor_parallel.hpp says which rows a rank has.
+enum class LinearSharding : uint8_t { none, column, row };
+
 // The adapters of one linear layer; empty if AdapterOptions::adapts() is false for its path.
 class Adapter {
  public:
-  // `weight`: the layer's weight. `column`: the layer is sharded by outputs. `slices`: used with
-  // AdapterOptions::split_fused.
-  Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, bool column,
+  // `weight`, `sharding`: the layer's. `slices`: used with AdapterOptions::split_fused. The update is in the
+  // parallel state of the layer's output, to which it is added: replicated, sharded or a partial sum.
+  Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, LinearSharding sharding,
           const std::vector<OutputSlice>& slices);
 
   bool empty() const { return branches_.empty(); }
@@ -58,16 +63,18 @@ class Adapter {
   struct Branch {
     const Parameter *a, *b;
     ops::ColumnSegments segments;
-    // random_sequence_of().
+    // Random sequence of the adapter's dropout, see random_sequence_of().
     uint64_t dropout_sequence;
     // The magnitudes of the rows of the weight (DoRA); null: none.
     const Parameter* magnitude = nullptr;
   };
   void add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice);
+  // The update has to be in the parallel state of the layer's output.
+  void check_state(const ParamSpec& a, const ParamSpec& b) const;
   const AdapterOptions* options_;
   const Parameter& weight_;
   ops::TensorParallel parallel_;
-  bool column_;
+  LinearSharding sharding_;
   std::vector<Branch> branches_;
 };
 

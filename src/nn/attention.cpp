@@ -4,6 +4,34 @@
 
 namespace capstan::nn {
 
+Attention::Attention(const ParamList& parameters, const ModulePath& path, const Options& options)
+    : options_(options),
+      parallel_(parameters.parallel().tensor),
+      context_parallel_(parameters.parallel().context_of(path.layer)),
+      layer_(static_cast<uint64_t>(path.layer)) {}
+
+Var Attention::attend(Tape& tape, Var qkv, ops::AttentionOptions attention, const TokenContext& context,
+                      const LayerCache& cache) const {
+  attention.shape.batch = context.batch;
+  attention.shape.seq = context.seq;
+  attention.shape.scale = static_cast<float>(options_.scale);
+  attention.shape.softcap = static_cast<float>(options_.softcap);
+  attention.shape.window = options_.window;
+  attention.shape.head_offset = parallel_.rank() * attention.layout.heads();
+  if (cache.keys_values) {
+    ops::LayerKvCache& keys_values = *cache.keys_values;
+    if (!keys_values.k.defined())
+      keys_values = ops::LayerKvCache::empty(tape.device(), attention.shape, cache.capacity, qkv.dtype());
+    return ops::attention_decode(tape, std::move(qkv), attention, keys_values, cache.past);
+  }
+  const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);
+  attention.shape.dropout = dropout.p;
+  attention.shape.dropout_key = dropout.key;
+  attention.dropout_rows = dropout.dropout_rows;
+  attention.documents = context.documents;
+  return ops::context_attention(tape, std::move(qkv), attention, context_parallel_);
+}
+
 // Queries, keys and values of this rank's groups of heads.
 static std::vector<OutputSlice> slices_of(const SelfAttention::Options& o, int ranks) {
   const int64_t groups = std::max<int64_t>(1, o.groups / ranks), d = o.head_dim;
@@ -15,10 +43,7 @@ static std::vector<OutputSlice> slices_of(const SelfAttention::Options& o, int r
 }
 
 SelfAttention::SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options)
-    : options_(options),
-      parallel_(parameters.parallel().tensor),
-      context_parallel_(parameters.parallel().context_of(path.layer)),
-      layer_(static_cast<uint64_t>(path.layer)),
+    : Attention(parameters, path, options),
       qkv_(parameters, path.inside("linear_qkv"),
            {.in = options.hidden,
             .out = (options.heads + 2 * options.groups) * options.head_dim,
@@ -70,27 +95,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     transform.positions = context.positions;
     transform.interleaved = options_.rope->interleaved;
   }
-  attention.shape.batch = context.batch;
-  attention.shape.seq = context.seq;
-  attention.shape.scale = static_cast<float>(options_.scale);
-  attention.shape.softcap = static_cast<float>(options_.softcap);
-  attention.shape.window = options_.window;
-  attention.shape.head_offset = parallel_.rank() * heads;
-  Var out;
-  if (cache.keys_values) {
-    ops::LayerKvCache& keys_values = *cache.keys_values;
-    if (!keys_values.k.defined())
-      keys_values =
-          ops::LayerKvCache::empty(tape.device(), layout, context.batch, cache.capacity, qkv.dtype());
-    out = ops::attention_decode(tape, std::move(qkv), attention, keys_values, cache.past);
-  } else {
-    const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);
-    attention.shape.dropout = dropout.p;
-    attention.shape.dropout_key = dropout.key;
-    attention.dropout_rows = dropout.dropout_rows;
-    attention.documents = context.documents;
-    out = ops::context_attention(tape, std::move(qkv), attention, context_parallel_);
-  }
+  const Var out = attend(tape, std::move(qkv), attention, context, cache);
   return output_.forward_without_bias(tape, out, context);
 }
 

@@ -18,13 +18,16 @@ struct LayerCache {
   int64_t capacity = 0;
 };
 
-// Causal self-attention with grouped key/value heads: linear_qkv, optional QK norm, RoPE, attention,
-// linear_proj.
-class SelfAttention {
+// What the kinds of attention have in common: attention of packed QKV, then linear_proj. `forward` computes
+// the projections before it.
+class Attention {
  public:
   struct Options {
-    int64_t hidden = 0, heads = 0, groups = 0, head_dim = 0;
+    int64_t hidden = 0, heads = 0;
+    // Key/value heads and the dimension of a head; not read by latent attention.
+    int64_t groups = 0, head_dim = 0;
     bool qkv_bias = false, output_bias = false;
+    // Norm of each query head and key head; latent attention: of compressed queries, keys and values.
     std::optional<NormKind> qk_norm;
     // RMSNorm over all query heads as one vector, and all key heads.
     bool qk_norm_across_heads = false;
@@ -38,20 +41,44 @@ class SelfAttention {
     double dropout = 0;
     Init init, output_init;
   };
-  SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options);
+  virtual ~Attention() = default;
 
   // x[N, hidden] -> [N, hidden], without the output bias, which is fused with the residual addition. With a
   // cache, the tokens follow the cached tokens.
-  Var forward(Tape& tape, const Var& x, const TokenContext& context, const LayerCache& cache = {}) const;
+  virtual Var forward(Tape& tape, const Var& x, const TokenContext& context,
+                      const LayerCache& cache = {}) const = 0;
   // See Linear::input_reader.
-  const Parameter* input_reader() const { return qkv_.input_reader(); }
-  const Parameter* output_bias() const { return output_.bias(); }
+  virtual const Parameter* input_reader() const = 0;
+  virtual const Parameter* output_bias() const = 0;
 
- private:
+ protected:
+  Attention(const ParamList& parameters, const ModulePath& path, const Options& options);
+
+  // Attention of this rank's heads in packed QKV, with the mask, dropout and scale of the module's options:
+  // [N, heads * v_dim]. `attention`: heads, their widths, norm and rotation.
+  Var attend(Tape& tape, Var qkv, ops::AttentionOptions attention, const TokenContext& context,
+             const LayerCache& cache) const;
+
   Options options_;
   ops::TensorParallel parallel_;
+
+ private:
   ops::ContextParallel context_parallel_;
   uint64_t layer_;
+};
+
+// Causal self-attention with grouped key/value heads: linear_qkv, optional QK norm, RoPE, attention,
+// linear_proj.
+class SelfAttention final : public Attention {
+ public:
+  SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options);
+
+  Var forward(Tape& tape, const Var& x, const TokenContext& context,
+              const LayerCache& cache = {}) const override;
+  const Parameter* input_reader() const override { return qkv_.input_reader(); }
+  const Parameter* output_bias() const override { return output_.bias(); }
+
+ private:
   Linear qkv_, output_;
   std::optional<Norm> q_norm_, k_norm_;
 };

@@ -11,13 +11,16 @@ Linear::Linear(ParamList& parameters, const ModulePath& path, const Options& opt
   weight.linear = true;
   if (sharding_ == LinearSharding::column) weight.sharding = by_output;
   if (sharding_ == LinearSharding::row) weight.sharding = {ShardingAxis::tensor, 1};
+  // The gradient covers this rank's rows.
+  const bool of_own_rows = sharding_ == LinearSharding::none && parallel_.shards_rows();
+  weight.partial_over_tensor = of_own_rows;
   weight_ = &parameters.add(std::move(weight));
-  adapter_.emplace(parameters, path, *weight_, sharding_ == LinearSharding::column, options.slices);
+  adapter_.emplace(parameters, path, *weight_, sharding_, options.slices);
   if (!options.bias) return;
   ParamSpec bias = path.spec("bias", {options.out}, {Init::Kind::zeros});
   if (sharding_ == LinearSharding::column) bias.sharding = by_output;
   // Added to this rank's rows.
-  bias.partial_over_tensor = sharding_ == LinearSharding::row && parallel_.shards_rows();
+  bias.partial_over_tensor = of_own_rows || (sharding_ == LinearSharding::row && parallel_.shards_rows());
   bias_ = &parameters.add(std::move(bias));
 }
 

@@ -6,11 +6,6 @@
 
 namespace capstan::nn {
 
-// How a linear layer is sharded over tensor-parallel ranks: by its outputs (column: each rank computes some
-// of the features) or by its inputs (row: each rank computes a partial sum). ops/tensor_parallel.hpp says
-// which rows a rank has.
-enum class LinearSharding : uint8_t { none, column, row };
-
 class Linear {
  public:
   struct Options {

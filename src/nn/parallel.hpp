@@ -4,13 +4,25 @@
 #include <vector>
 
 #include "ops/context_attention.hpp"
+#include "ops/shard.hpp"
 #include "ops/tensor_parallel.hpp"
 
 namespace capstan::nn {
 
+// The ranks over which expert layers are sharded (comm/mesh.hpp). Null: one rank.
+struct ExpertParallel {
+  // Ranks that hold different experts: `ep`.
+  comm::Communicator* expert = nullptr;
+  // Ranks that hold different parts of the width of the same experts: `etp`.
+  comm::Communicator* tensor = nullptr;
+  // Both: `etp-ep`, expert tensor-parallel ranks first.
+  comm::Communicator* expert_tensor = nullptr;
+};
+
 struct Parallel {
   ops::TensorParallel tensor;
   ops::ContextParallel context;
+  ExpertParallel experts;
   // Exchange of each layer; empty: context.exchange for all layers.
   std::vector<ops::ContextExchange> exchange_of_layer;
 
@@ -18,6 +30,14 @@ struct Parallel {
     ops::ContextParallel result = context;
     if (!exchange_of_layer.empty()) result.exchange = exchange_of_layer.at(static_cast<size_t>(layer));
     return result;
+  }
+  // The indices by which a parameter's shard is found.
+  ShardRanks shard_ranks() const {
+    const auto in = [](const comm::Communicator* group) {
+      return ShardRanks::AxisRank{static_cast<int>(comm::rank_in(group)),
+                                  static_cast<int>(comm::ranks_of(group))};
+    };
+    return {in(tensor.group), in(experts.expert), in(experts.tensor)};
   }
 };
 

@@ -27,7 +27,7 @@ class ParamList {
   const Parameter& add(ParamSpec spec) {
     CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters named `" + spec.name + "`");
     parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size()),
-                                                      parallel_.tensor.rank(), parallel_.tensor.size()));
+                                                      parallel_.shard_ranks()));
     return *parameters_.back();
   }
   std::vector<std::unique_ptr<Parameter>> take() { return std::move(parameters_); }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/philox.hpp"
+#include "nn/router_statistics.hpp"
 #include "ops/bias_dropout_add.hpp"
 #include "ops/rope.hpp"
 #include "tensor/tensor.hpp"
@@ -22,8 +23,13 @@ struct TokenContext {
   Tensor hidden_dropout_rows;
   // Undefined tensors without rotary positions.
   ops::RopeTable rope;
-  // Enables dropout.
+  // Enables dropout and the losses of routers.
   bool training = false;
+  // fp32 [1], with experts and in training only: the sum of the loss weights of the micro-batch's tokens, by
+  // which the routers' losses are multiplied.
+  Tensor loss_weight_sum;
+  // Null: not counted.
+  RouterStatistics* router_statistics = nullptr;
   // Seed of dropout.
   uint64_t seed = 0;
 
@@ -35,8 +41,9 @@ struct TokenContext {
   ops::Dropout hidden_dropout(double p, uint32_t use, uint64_t sequence) const {
     return dropout(p, use, sequence, hidden_dropout_rows);
   }
-  ops::Dropout adapter_dropout(double p, uint64_t sequence) const {
-    return dropout(p, purpose::adapter_dropout, sequence, dropout_rows);
+  // hidden: the adapted layer reads the rows of the hidden states.
+  ops::Dropout adapter_dropout(double p, uint64_t sequence, bool hidden = false) const {
+    return dropout(p, purpose::adapter_dropout, sequence, hidden ? hidden_dropout_rows : dropout_rows);
   }
 
  private:

@@ -17,6 +17,11 @@ std::optional<Norm> norm_where(bool wanted, ParamList& parameters, const ModuleP
                                NormKind kind) {
   return wanted ? std::optional<Norm>(std::in_place, parameters, path, width, kind) : std::nullopt;
 }
+std::unique_ptr<Attention> attention_of(ParamList& parameters, const ModulePath& path,
+                                        const TransformerLayer::Options& o) {
+  if (o.latent) return std::make_unique<LatentAttention>(parameters, path, o.attention, *o.latent);
+  return std::make_unique<SelfAttention>(parameters, path, o.attention);
+}
 }  // namespace
 
 TransformerLayer::TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options)
@@ -24,15 +29,20 @@ TransformerLayer::TransformerLayer(ParamList& parameters, const ModulePath& path
       layer_(static_cast<uint64_t>(path.layer)),
       input_norm_(norm_where(options.input_norms, parameters, path.inside("input_layernorm"),
                              options.attention.hidden, options.norm)),
-      attention_(parameters, path.inside("self_attention"), options.attention),
+      attention_(attention_of(parameters, path.inside("self_attention"), options)),
       attention_output_norm_(norm_where(options.output_norms, parameters,
                                         path.inside("post_attention_layernorm"), options.attention.hidden,
                                         options.norm)),
       mlp_norm_(norm_where(options.input_norms, parameters, path.inside("pre_mlp_layernorm"),
-                           options.mlp.hidden, options.norm)),
-      mlp_(parameters, path.inside("mlp"), options.mlp),
-      mlp_output_norm_(norm_where(options.output_norms, parameters, path.inside("post_feedforward_layernorm"),
-                                  options.mlp.hidden, options.norm)) {}
+                           options.mlp.hidden, options.norm)) {
+  if (options.moe)
+    moe_.emplace(parameters, path.inside("mlp"), *options.moe);
+  else
+    mlp_.emplace(parameters, path.inside("mlp"), options.mlp);
+  if (options.output_norms)
+    mlp_output_norm_.emplace(parameters, path.inside("post_feedforward_layernorm"), options.mlp.hidden,
+                             options.norm);
+}
 
 TransformerLayer::BranchInput TransformerLayer::enter_branch(Tape& tape, const std::optional<Norm>& norm,
                                                              HiddenStates hidden_states,
@@ -60,26 +70,31 @@ HiddenStates TransformerLayer::leave_branch(Tape& tape, Var residual, Var branch
   return {ops::bias_dropout_add(tape, std::move(branch), bias, residual, dropout), {}};
 }
 
+Var TransformerLayer::feed_forward(Tape& tape, const Var& x, const TokenContext& context) const {
+  return moe_ ? moe_->forward(tape, x, context) : mlp_->forward(tape, x, context);
+}
+
 HiddenStates TransformerLayer::forward(Tape& tape, HiddenStates hidden_states, const TokenContext& context,
                                        const LayerCache& cache) const {
-  BranchInput entry = enter_branch(tape, input_norm_, std::move(hidden_states), attention_.input_reader());
-  Var branch = attention_.forward(tape, entry.input, context, cache);
+  BranchInput entry = enter_branch(tape, input_norm_, std::move(hidden_states), attention_->input_reader());
+  Var branch = attention_->forward(tape, entry.input, context, cache);
   entry.input = {};
-  hidden_states = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_.output_bias(),
+  hidden_states = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_->output_bias(),
                                attention_output_norm_, context, 0);
 
   // A recomputed region begins with its input in the compute type and quantizes it itself.
-  const Parameter* reader = options_.recompute_mlp ? nullptr : mlp_.input_reader();
+  const Parameter* reader = moe_ || options_.recompute_mlp ? nullptr : mlp_->input_reader();
   entry = enter_branch(tape, mlp_norm_, std::move(hidden_states), reader);
   if (options_.recompute_mlp)
-    branch = tape.recompute("mlp", {entry.input}, [this, context](Tape& region, std::span<const Var> inputs) {
-      return std::vector<Var>{mlp_.forward(region, inputs[0], context)};
-    })[0];
+    branch = tape.recompute(moe_ ? "moe" : "mlp", {entry.input},
+                            [this, context](Tape& region, std::span<const Var> inputs) {
+                              return std::vector<Var>{feed_forward(region, inputs[0], context)};
+                            })[0];
   else
-    branch = mlp_.forward(tape, entry.input, context);
+    branch = feed_forward(tape, entry.input, context);
   entry.input = {};
-  return leave_branch(tape, std::move(entry.residual), std::move(branch), mlp_.output_bias(),
-                      mlp_output_norm_, context, 1);
+  const Parameter* bias = moe_ ? nullptr : mlp_->output_bias();
+  return leave_branch(tape, std::move(entry.residual), std::move(branch), bias, mlp_output_norm_, context, 1);
 }
 
 }  // namespace capstan::nn

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 
-#include "nn/attention.hpp"
+#include "nn/latent_attention.hpp"
 #include "nn/mlp.hpp"
+#include "nn/moe.hpp"
 
 namespace capstan::nn {
 
@@ -23,7 +25,8 @@ Var materialize(Tape& tape, HiddenStates hidden_states);
 ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states,
                           const Parameter* reader = nullptr);
 
-// Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))). There are norms before
+// Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))), where the MLP may be a mixture
+// of experts. There are norms before
 // (`input_layernorm`, `pre_mlp_layernorm`) or after the branches (`post_attention_layernorm`,
 // `post_feedforward_layernorm`), or both.
 class TransformerLayer {
@@ -31,12 +34,16 @@ class TransformerLayer {
   struct Options {
     NormKind norm;
     bool input_norms = true, output_norms = false;
-    SelfAttention::Options attention;
+    Attention::Options attention;
+    // Set: latent attention.
+    std::optional<LatentAttention::Sizes> latent;
     Mlp::Options mlp;
+    // Instead of the MLP.
+    std::optional<Moe::Options> moe;
     double hidden_dropout = 0;
     // The residual is the input norm's output instead of its input.
     bool residual_post_layernorm = false;
-    // Saves only the MLP's input.
+    // Saves only the input of the MLP, or of the mixture of experts.
     bool recompute_mlp = false;
   };
   TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options);
@@ -54,12 +61,15 @@ class TransformerLayer {
   HiddenStates leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
                             const std::optional<Norm>& norm, const TokenContext& context,
                             uint64_t sublayer) const;
+  Var feed_forward(Tape& tape, const Var& x, const TokenContext& context) const;
   Options options_;
   uint64_t layer_;
   std::optional<Norm> input_norm_;
-  SelfAttention attention_;
+  std::unique_ptr<Attention> attention_;
   std::optional<Norm> attention_output_norm_, mlp_norm_;
-  Mlp mlp_;
+  // One of the two.
+  std::optional<Mlp> mlp_;
+  std::optional<Moe> moe_;
   std::optional<Norm> mlp_output_norm_;
 };
 

@@ -14,10 +14,19 @@ AttentionOptions::AttentionOptions(const kernels::QkvLayout& qkv)
             .qk_dim = qkv.head_dim,
             .v_dim = qkv.head_dim} {}
 
+Tensor packed_rows(Device& device, const Shape& rows, DType type, const kernels::QkvLayout& layout,
+                   const kernels::AttentionShape& shape) {
+  const bool gaps = shape.qk_dim < layout.head_dim || shape.v_dim < layout.head_dim;
+  return gaps ? Tensor::zeros(device, rows, type) : Tensor::empty(device, rows, type);
+}
+
 double attention_flops(const AttentionOptions& o, int64_t seq) {
   const double all = static_cast<double>(seq) / (o.shape.causal ? 2 : 1),
                seen = o.shape.window > 0 ? std::min(static_cast<double>(o.shape.window), all) : all;
-  return 4.0 * static_cast<double>(o.layout.head_dim * o.layout.heads() * o.shape.batch * o.shape.seq) * seen;
+  return 2.0 *
+         static_cast<double>((o.shape.qk_dim + o.shape.v_dim) * o.layout.heads() * o.shape.batch *
+                             o.shape.seq) *
+         seen;
 }
 
 namespace {
@@ -70,7 +79,7 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
   CAPSTAN_ASSERT(options.shape.dropout == 0 ||
                      (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
                  "attention: dropout needs the dropout row indices, got " + options.dropout_rows.text());
-  const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
+  const Tensor out = Tensor::empty(device, {rows, layout.heads() * options.shape.v_dim}, qkv.dtype());
   const Tensor lse = Tensor::empty(device, {options.shape.batch, layout.heads(), options.shape.seq});
   const kernels::AttentionShape shape = options.shape;
   const Tensor dropout_rows = options.shape.dropout > 0 ? options.dropout_rows : Tensor();
@@ -79,7 +88,8 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
     const QkvHeads x = transformed(tape.context(), qkv.value, options, in_place);
     const kernels::Attention& kernel = *device.table().attention;
     launch(device, kernel.forward_workspace(shape, qkv.dtype(), options.documents.count()), kernel.forward,
-           shape, x.q, x.k, x.v, options.documents, dropout_rows, output_heads(out, layout), lse);
+           shape, x.q, x.k, x.v, options.documents, dropout_rows,
+           output_heads(out, layout, options.shape.v_dim), lse);
   }
 
   const double flops = attention_flops(options, options.shape.seq);
@@ -98,15 +108,16 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
        .backward = [options, shape, dropout_rows, in_place](BackwardContext& ctx) {
          Device& dev = ctx.device();
          const Tensor& saved_qkv = ctx.saved(0);
-         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
+         const Tensor dqkv = packed_rows(dev, saved_qkv.shape(), saved_qkv.dtype(), options.layout, shape);
          {
            const QkvHeads x = in_place ? packed_heads(saved_qkv, options.layout)
                                        : transformed_apart(ctx.context(), saved_qkv, options),
                           dx = packed_heads(dqkv, options.layout);
            const kernels::Attention& kernel = *dev.table().attention;
            launch(dev, kernel.backward_workspace(shape, saved_qkv.dtype(), options.documents.count()),
-                  kernel.backward, shape, x.q, x.k, x.v, output_heads(ctx.saved(1), options.layout),
-                  ctx.saved(2), output_heads(ctx.output_gradient(), options.layout), options.documents,
+                  kernel.backward, shape, x.q, x.k, x.v,
+                  output_heads(ctx.saved(1), options.layout, shape.v_dim), ctx.saved(2),
+                  output_heads(ctx.output_gradient(), options.layout, shape.v_dim), options.documents,
                   dropout_rows, dx.q, dx.k, dx.v);
          }
          options.transform.backward(ctx, options.layout, saved_qkv, dqkv);
@@ -114,10 +125,10 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
        }})[0];
 }
 
-LayerKvCache LayerKvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
+LayerKvCache LayerKvCache::empty(Device& device, const kernels::AttentionShape& shape, int64_t capacity,
                                  DType type) {
-  const Shape shape{batch, layout.groups, capacity, layout.head_dim};
-  return {Tensor::empty(device, shape, type), Tensor::empty(device, shape, type)};
+  return {Tensor::empty(device, {shape.batch, shape.groups, capacity, shape.qk_dim}, type),
+          Tensor::empty(device, {shape.batch, shape.groups, capacity, shape.v_dim}, type)};
 }
 
 Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const LayerKvCache& cache,
@@ -129,17 +140,18 @@ Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const
   const int64_t rows = qkv.size(0), capacity = cache.k.size(2);
   CAPSTAN_ASSERT(
       options.shape.seq <= capacity &&
-          cache.k.shape() == (Shape{options.shape.batch, layout.groups, capacity, layout.head_dim}) &&
-          cache.k.shape() == cache.v.shape() && cache.k.dtype() == qkv.dtype(),
+          cache.k.shape() == (Shape{options.shape.batch, layout.groups, capacity, options.shape.qk_dim}) &&
+          cache.v.shape() == (Shape{options.shape.batch, layout.groups, capacity, options.shape.v_dim}) &&
+          cache.k.dtype() == qkv.dtype() && cache.v.dtype() == qkv.dtype(),
       "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text());
-  const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
+  const Tensor out = Tensor::empty(device, {rows, layout.heads() * options.shape.v_dim}, qkv.dtype());
   kernels::AttentionShape shape = options.shape;
   shape.dropout = 0;
   const QkvHeads x =
       transformed(tape.context(), qkv.value, options, transforms_in_place(qkv.value, options.transform));
   const kernels::Attention& kernel = *device.table().attention;
   launch(device, kernel.decode_workspace(shape, qkv.dtype(), capacity), kernel.decode, shape, x.q, x.k, x.v,
-         cache.k, cache.v, past, capacity, output_heads(out, layout));
+         cache.k, cache.v, past, capacity, output_heads(out, layout, options.shape.v_dim));
   return tape.record({.name = "attention_decode", .inputs = {std::move(qkv)}, .outputs = {out}})[0];
 }
 

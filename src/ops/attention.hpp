@@ -8,7 +8,9 @@
 namespace capstan::ops {
 
 struct AttentionOptions {
-  // Sets groups, heads and their dimensions in `shape`.
+  // Sets groups, heads and their dimensions in `shape`. Queries and keys, or values, may be narrower than the
+  // heads of the layout: attention then reads their first shape.qk_dim or shape.v_dim elements, and the
+  // gradient of the others is zero.
   explicit AttentionOptions(const kernels::QkvLayout& qkv);
 
   kernels::QkvLayout layout;
@@ -22,20 +24,24 @@ struct AttentionOptions {
   Tensor dropout_rows;
 };
 
-// FLOPs of the forward pass over these rows of sequences of `seq` tokens: 4 head_dim for each query head and
-// visible key, on average half of seq when causal. The backward pass counts twice that, the convention of
-// model FLOPs.
+// Memory for packed rows of which attention writes queries, keys and values: zeros where they leave gaps.
+Tensor packed_rows(Device& device, const Shape& rows, DType type, const kernels::QkvLayout& layout,
+                   const kernels::AttentionShape& shape);
+
+// FLOPs of the forward pass over these rows of sequences of `seq` tokens: 2 (qk_dim + v_dim) for each query
+// head and visible key, on average half of seq when causal. The backward pass counts twice that, the
+// convention of model FLOPs.
 double attention_flops(const AttentionOptions& options, int64_t seq);
 
-// Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Saves qkv, out and one fp32
+// Scaled dot-product attention: out[N, heads * v_dim] of qkv[N, row]. Saves qkv, out and one fp32
 // statistic for each (head, token); the backward pass recomputes the scores, and the transformed queries and
 // keys unless they replaced those of qkv. Move qkv in, so that a rotation without a norm happens in place.
 Var attention(Tape& tape, Var qkv, const AttentionOptions& options);
 
-// Cached keys and values of one layer: [batch, groups, capacity, head_dim] each.
+// Cached keys [batch, groups, capacity, qk_dim] and values [batch, groups, capacity, v_dim] of one layer.
 struct LayerKvCache {
   Tensor k, v;
-  static LayerKvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
+  static LayerKvCache empty(Device& device, const kernels::AttentionShape& shape, int64_t capacity,
                             DType type);
 };
 // One step of generation: appends the new tokens' keys and values after the `past` cached ones and attends.

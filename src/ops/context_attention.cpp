@@ -48,7 +48,7 @@ struct Plan {
   // heads.
   const kernels::QkvLayout& layout() const { return heads.layout(); }
   kernels::QkvLayout kv_layout() const { return {layout().groups, 0, layout().head_dim}; }
-  Heads outputs(const Tensor& x) const { return output_heads(x, layout()); }
+  Heads outputs(const Tensor& x) const { return output_heads(x, layout(), shape.v_dim); }
   int64_t rows() const { return shape.batch * shape.seq; }
   int ranks() const { return keys ? keys->size() : 1; }
   int previous(int step) const { return (keys->rank() + keys->size() - step) % keys->size(); }
@@ -133,7 +133,8 @@ class RotatingGradients {
   // This rank's contribution for the keys of the block, to be written before add().
   Tensor part(int step) {
     CategoryScope scope(MemoryCategory::workspace);
-    Tensor made = Tensor::empty(context_.device, {plan_.rows(), plan_.kv_row()});
+    Tensor made =
+        packed_rows(context_.device, {plan_.rows(), plan_.kv_row()}, DType::f32, plan_.layout(), plan_.shape);
     if (step == 0) own_ = made;
     return made;
   }
@@ -180,7 +181,8 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   Tensor all;
   if (plan.gather) {
     CategoryScope scope(MemoryCategory::workspace);
-    all = Tensor::empty(device, {plan.ranks() * plan.rows(), plan.kv_row()});
+    all = packed_rows(device, {plan.ranks() * plan.rows(), plan.kv_row()}, DType::f32, plan.layout(),
+                      plan.shape);
   }
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
     const kernels::AttentionBlock part = plan.part(source);
@@ -221,7 +223,7 @@ SentBytes sent_bytes(const Plan& plan, const AttentionOptions& options, DType ty
   const double rows = static_cast<double>(options.shape.batch * options.shape.seq),
                others = static_cast<double>(plan.heads.ranks() - 1);
   const auto row = static_cast<double>(plan.layout().row()),
-             out = static_cast<double>(plan.layout().heads() * plan.layout().head_dim);
+             out = static_cast<double>(plan.layout().heads() * plan.shape.v_dim);
   SentBytes sent;
   sent.forward = others * rows *
                  ((row + out) * bytes + (options.documents.start.defined() ? 4 : 0) +
@@ -332,7 +334,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
                                      rows_of_dropout),
                             wanted);
          } else {
-           dqkv = Tensor::empty(dev, kept.shape(), wanted);
+           dqkv = packed_rows(dev, kept.shape(), wanted, plan.layout(), plan.shape);
            const QkvHeads x = packed_heads(kept, plan.layout()), dx = packed_heads(dqkv, plan.layout());
            const kernels::Attention& kernel = *dev.table().attention;
            launch(dev, kernel.backward_workspace(plan.shape, kept.dtype(), packing.count()), kernel.backward,

@@ -42,7 +42,8 @@ class HeadExchange {
   // hold are summed in rank order, in fp32, and rounded once to `type`; where no group is replicated, `type`
   // must be that of dqkv.
   Tensor rows_of(const Tensor& dqkv, DType type) const;
-  Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]; undefined for undefined
+  // An undefined tensor gives an undefined one.
+  Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]
 
  private:
   Tensor exchange(const Tensor& parts) const;

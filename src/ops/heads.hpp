@@ -21,9 +21,9 @@ inline kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64
   return {row / group, heads_per_group, head_dim};
 }
 
-// The heads of an output [N, heads * head_dim].
-inline Heads output_heads(const Tensor& output, const kernels::QkvLayout& layout) {
-  return contiguous_heads(output, layout.groups, layout.heads_per_group, layout.head_dim);
+// The heads of an output [N, heads * width].
+inline Heads output_heads(const Tensor& output, const kernels::QkvLayout& layout, int64_t width) {
+  return contiguous_heads(output, layout.groups, layout.heads_per_group, width);
 }
 
 }  // namespace capstan::ops

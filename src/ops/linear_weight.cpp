@@ -32,7 +32,9 @@ GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps,
   const QuantizeRequest request{.rows = true, .columns = columns, .record_amax = records_};
   QuantizedMatrix quantized = forward ? quantize_input(*scaling_, x, prepared, request)
                                       : quantize(*scaling_, LayerTensor::output_gradient, x, request);
-  scaled_matmul(quantized.rows, *pin_, y, 0, epilogue);
+  // Gradients have a larger range than the values of the forward pass, and are added in fp32.
+  scaled_matmul(quantized.rows, *pin_, y, 0, epilogue,
+                forward ? kernels::Accumulation::fast : kernels::Accumulation::fp32);
   if (columns) return std::move(quantized.columns);
   return keeps ? GemmOperand(x) : GemmOperand();
 }

@@ -44,7 +44,7 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
 }
 
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta,
-                   const GemmEpilogueTensors& epilogue) {
+                   const GemmEpilogueTensors& epilogue, kernels::Accumulation accumulation) {
   check(a.has_scales() && b.has_scales() && a.k == b.k && a.values.is_contiguous() &&
             b.values.is_contiguous() && has_rows(c) && c.size(0) == a.values.size(0) &&
             c.size(1) == b.values.size(0),
@@ -52,6 +52,7 @@ void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, 
   kernels::GemmShape shape{.trans_b = true, .m = c.size(0), .n = c.size(1), .k = a.k};
   shape.lda = shape.ldb = a.k;
   shape.ldc = c.stride(0);
+  shape.accumulation = accumulation;
   launch_gemm(shape, a, b, c, 1, beta, epilogue);
 }
 

@@ -16,7 +16,8 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
             float beta = 0, float alpha = 1, const GemmEpilogueTensors& epilogue = {});
 // c[m, n] = a[m, k] b[n, k]^T + beta c of matrices with scales.
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta = 0,
-                   const GemmEpilogueTensors& epilogue = {});
+                   const GemmEpilogueTensors& epilogue = {},
+                   kernels::Accumulation accumulation = kernels::Accumulation::fp32);
 
 // 2 m n k FLOPs and the bytes of three matrices.
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);

@@ -18,7 +18,7 @@ void norm_backward(BackwardContext& ctx, const Parameter& gamma, const Parameter
   Tensor dsum = std::move(ctx.output_gradient(0));
   const Tensor dy = std::move(ctx.output_gradient(1));
   Device& dev = ctx.device();
-  // The step uses the sum, and not its normalized value.
+  // No gradient reaches the normalized output; only the sum is used.
   if (!dy.defined()) {
     accumulate_parameter_gradient(ctx, &gamma, {});
     accumulate_parameter_gradient(ctx, beta, {});

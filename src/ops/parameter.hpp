@@ -26,10 +26,10 @@ struct ParamSpec {
   Shape shape;
   Init init;
   Sharding sharding;
-  // Replicated over the tensor-parallel ranks, while each rank's gradient covers only its rows or heads: the
-  // ranks sum it.
+  // Replicated over the tensor-parallel ranks (an expert parameter: over the expert tensor-parallel ranks),
+  // while each rank's gradient covers only its rows or heads: the ranks sum it.
   bool partial_over_tensor = false;
-  // Biases and one-dimensional parameters.
+  // Biases and one-dimensional parameters, also those of several experts together.
   bool no_weight_decay = false;
   // The weight of a linear layer, whose GEMMs may be in 8 or 4 bits.
   bool linear = false;
@@ -49,15 +49,19 @@ struct ParamSpec {
   // A tied parameter whose uses are on different pipeline stages is in the parameter lists of both, which sum
   // its gradients. The `owner` counts it in the gradient norm and writes it to checkpoints.
   enum class Tied : uint8_t { no, owner, copy } tied = Tied::no;
+
+  // Expert parameters have the experts as dimension 0, sharded over ShardingAxis::expert. Tokens are sent to
+  // the experts' ranks, so that the gradient is summed only over the ranks that hold the same experts.
+  ParameterGrid grid() const { return sharding.grid(); }
 };
 
 // A handle whose address is stable while the model lives. `index`: its index in the model's parameter list.
 class Parameter {
  public:
-  Parameter(ParamSpec spec, int index, int tensor_rank = 0, int tensor_size = 1)
+  Parameter(ParamSpec spec, int index, const ShardRanks& ranks = {})
       : spec_(std::move(spec)),
         index_(index),
-        shard_(shard_of(spec_.name, spec_.shape, spec_.sharding, tensor_rank, tensor_size)) {}
+        shard_(shard_of(spec_.name, spec_.shape, spec_.sharding, ranks)) {}
   Parameter(const Parameter&) = delete;
   Parameter& operator=(const Parameter&) = delete;
   const ParamSpec& spec() const { return spec_; }

@@ -131,6 +131,12 @@ const Tensor& Tape::input_gradient(const std::string& name) const {
   return found->second;
 }
 
+Tensor Tape::take_input_gradient(const std::string& name) {
+  Tensor gradient = input_gradient(name);
+  input_gradients_.erase(name);
+  return gradient;
+}
+
 Tape::Moment Tape::moment_of(const StepContext& context) {
   Moment moment;
   if (context.observer) moment.seconds = end_of_work(context.device, *context.observer, moment.event);

@@ -202,6 +202,8 @@ class Tape {
   const Var& output(const std::string& name) const;
   // Gradient of a named input, after backward().
   const Tensor& input_gradient(const std::string& name) const;
+  // The same, which the tape then drops.
+  Tensor take_input_gradient(const std::string& name);
 
   std::vector<Var> record(Record record);
 

@@ -10,26 +10,24 @@
 #include "ops/linear.hpp"
 #include "ops/linear_weight.hpp"
 #include "ops/matmul.hpp"
+#include "tensor/flat_range.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::ops {
 
 namespace {
 
-// The rows of one block of a GEMM, on all ranks: with sharded rows, [begin, begin + count) of each rank's
-// rows; else of all rows.
-struct RowRange {
-  int64_t begin, count;
-};
-std::vector<RowRange> chunks_of(int64_t rows, int64_t splits) {
-  std::vector<RowRange> chunks;
+// The blocks of rows of a GEMM that is computed block by block, on all ranks: with sharded rows, ranges of
+// each rank's rows; else of all rows.
+std::vector<FlatRange> chunks_of(int64_t rows, int64_t splits) {
+  std::vector<FlatRange> chunks;
   const int64_t size = ceil_div(rows, std::max<int64_t>(1, std::min(splits, rows)));
   for (int64_t begin = 0; begin < rows; begin += size)
     chunks.push_back({begin, std::min(size, rows - begin)});
   return chunks;
 }
 
-Tensor rows_of(const Tensor& x, RowRange range) {
+Tensor rows_of(const Tensor& x, FlatRange range) {
   return x.slice(0, range.begin, range.count);
 }
 
@@ -51,7 +49,7 @@ class Gather {
   Gather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
       : context_(context), mine_(mine), parallel_(parallel) {}
   // Starts the transfer of a block.
-  void start(RowRange range) {
+  void start(FlatRange range) {
     CategoryScope scope(MemoryCategory::workspace);
     blocks_.push_back(
         {range,
@@ -74,7 +72,7 @@ class Gather {
  private:
   StepContext& context_;
   struct Block {
-    RowRange range;
+    FlatRange range;
     Tensor all;
     comm::PendingTransfers transfers;
   };
@@ -126,12 +124,12 @@ class RowGather {
     copy_matrix(mine, rows_of(all_, part_of(parallel.rank(), {0, mine.size(0)})));
   }
   // The rows of a block that a rank has.
-  RowRange part_of(int rank, RowRange range) const {
+  FlatRange part_of(int rank, FlatRange range) const {
     return {rank * mine_.size(0) + range.begin, range.count};
   }
   const Tensor& all() const { return all_; }
   // Starts the transfer of a block.
-  void start(RowRange range) {
+  void start(FlatRange range) {
     comm::TransferBatch batch;
     const int ranks = parallel_.size();
     for (int shift = 1; shift < ranks; ++shift) {
@@ -166,7 +164,7 @@ Tensor gather_beside_gemms(StepContext& context, const Tensor& dy, const Tensor&
     gather.wait();
     traced(context, 'F', "GEMM of a chunk", [&] {
       for (int r = 0; r < parallel.size(); ++r) {
-        const RowRange part = gather.part_of(r, chunks[i]);
+        const FlatRange part = gather.part_of(r, chunks[i]);
         gemm(rows_of(gather.all(), part), rows_of(dx, part));
       }
     });
@@ -185,7 +183,7 @@ class ReducedGemm {
     const int64_t rows = x.size(0), ranks = parallel.shards_rows() ? parallel.size() : 1, here = rows / ranks;
     CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
     sum_ = Tensor::empty(x.device(), {here, columns}, x.dtype());
-    for (const RowRange range : chunks_of(here, parallel.splits)) {
+    for (const FlatRange range : chunks_of(here, parallel.splits)) {
       if (!parallel.shards_rows()) {
         const Tensor y = rows_of(sum_, range);
         gemm(rows_of(x, range), y);

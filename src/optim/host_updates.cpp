@@ -22,16 +22,19 @@ std::unique_ptr<HostUpdates> HostUpdates::of(std::vector<FlatBuffer>& buffers) {
 HostUpdates::HostUpdates(HostDevice& host, std::vector<FlatBuffer>& buffers) : host_(host) {
   int64_t largest = 0;
   size_t offloaded = 0;
+  DType type = DType::f32;
   for (const FlatBuffer& buffer : buffers) {
     if (!buffer.host) continue;
     CAPSTAN_ASSERT(buffer.host == &host && buffer.matrices.empty(), "an offloaded buffer");
     largest = std::max(largest, buffer.main.elements());
+    type = buffer.device_gradients.dtype();
     ++offloaded;
   }
   std::vector<Tensor> staged;
   {
     CategoryScope scope(MemoryCategory::gradients);
-    while (staged.size() < std::min(kStaged, offloaded)) staged.push_back(Tensor::zeros(host, {largest}));
+    while (staged.size() < std::min(kStaged, offloaded))
+      staged.push_back(Tensor::zeros(host, {largest}, type));
   }
   size_t next = 0;
   for (FlatBuffer& buffer : buffers) {

@@ -23,6 +23,11 @@ namespace {
 Tensor range_of(const Tensor& flat, const FlatRange& range) {
   return flat.flat_range(range.begin, range.count, {range.count});
 }
+// The shard of a rank of MuonGroups::tensor.
+Shard shard_on(const Matrix& matrix, int64_t rank, int64_t ranks) {
+  return shard_of("", matrix.global, matrix.sharding,
+                  {.tensor = {static_cast<int>(rank), static_cast<int>(ranks)}});
+}
 void copy(const Tensor& from, const Tensor& to) {
   launch(to.device(), to.device().table().elementwise->cast, from, to, from.elements());
 }
@@ -78,10 +83,10 @@ double muon_scale(config::MuonScaleMode mode, int64_t rows, int64_t columns) {
 void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slice) const {
   CategoryScope scope(MemoryCategory::workspace);
   const int64_t size = slice.elements();
-  const auto me = static_cast<int>(comm::rank_in(groups_.shard));
+  const auto self = static_cast<int>(comm::rank_in(groups_.shard));
   const auto slice_of = [&](int64_t rank) { return FlatRange{rank * size, size}; };
   const auto local = [&](const FlatRange& range) {
-    return range_of(slice, {range.begin - me * size, range.count});
+    return range_of(slice, {range.begin - self * size, range.count});
   };
   // A matrix that this rank orthogonalizes.
   struct Owned {
@@ -95,13 +100,11 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   std::vector<Owned> owned;
   comm::TransferBatch to_owners;
   for (const Matrix& matrix : matrices) {
-    const Shard shard =
-        shard_of("", matrix.global, matrix.sharding, static_cast<int>(comm::rank_in(groups_.tensor)),
-                 static_cast<int>(comm::ranks_of(groups_.tensor)));
+    const Shard shard = shard_on(matrix, comm::rank_in(groups_.tensor), comm::ranks_of(groups_.tensor));
     const FlatRange range{matrix.begin, shard.shape.elements()};
     const auto owner = static_cast<int>((range.begin + range.end()) / 2 / size);
-    const FlatRange mine = intersection(range, slice_of(me));
-    if (owner != me) {
+    const FlatRange mine = intersection(range, slice_of(self));
+    if (owner != self) {
       if (mine.count > 0) to_owners.send(local(mine), owner);
       continue;
     }
@@ -113,11 +116,11 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
     for (int rank = 0; rank < comm::ranks_of(groups_.shard); ++rank) {
       const FlatRange part = intersection(range, slice_of(rank));
       if (part.count == 0) continue;
-      const Tensor there = range_of(values, {part.begin - range.begin, part.count});
-      if (rank == me)
-        copy(local(part), there);
+      const Tensor region = range_of(values, {part.begin - range.begin, part.count});
+      if (rank == self)
+        copy(local(part), region);
       else
-        to_owners.receive(there, rank);
+        to_owners.receive(region, rank);
     }
     owned.push_back({&matrix, range, values, true});
   }
@@ -135,17 +138,16 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   groups_.shard->channel().start(from_owners).wait();
   for (const Owned& o : owned) {
     if (!o.gathered) continue;
-    const FlatRange part = intersection(o.range, slice_of(me));
+    const FlatRange part = intersection(o.range, slice_of(self));
     copy(range_of(o.values, {part.begin - o.range.begin, part.count}), local(part));
   }
 }
 
 void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& shard) const {
-  const int64_t ranks = matrix.sharding.axis == ShardingAxis::tensor ? comm::ranks_of(groups_.tensor) : 1;
+  const int64_t ranks = matrix.sharding.over(ShardingAxis::tensor) ? comm::ranks_of(groups_.tensor) : 1;
   if (ranks > 1 && config_.muon_tp_mode == MuonTpMode::duplicated)
     return orthogonalize_gathered(matrix, shard);
-  const Shard here = shard_of("", matrix.global, matrix.sharding, ranks > 1 ? groups_.tensor->rank() : 0,
-                              static_cast<int>(ranks));
+  const Shard here = shard_on(matrix, ranks > 1 ? groups_.tensor->rank() : 0, ranks);
   const int64_t rows = here.shape[0], columns = here.shape[1];
   const bool distributed = ranks > 1 && config_.muon_tp_mode == MuonTpMode::distributed;
   const MatrixShard fused{.x = shard.view({rows, columns}),
@@ -183,7 +185,7 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
   tensor.channel().start(comm::TransferBatch().all_gather(shard, all)).wait();
   const Tensor full = Tensor::empty(shard.device(), matrix.global);
   const auto for_segments = [&](int rank, bool all_replicas, const auto& body) {
-    const Shard there = shard_of("", matrix.global, matrix.sharding, rank, ranks);
+    const Shard there = shard_on(matrix, rank, ranks);
     const Tensor values = rank == tensor.rank() && all_replicas
                               ? shard.view(there.shape)
                               : all.flat_range(rank * shard.elements(), shard.elements(), there.shape);
@@ -196,11 +198,12 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
     }
   };
   for (int rank = 0; rank < ranks; ++rank)
-    for_segments(rank, false, [](const Tensor& part, const Tensor& place) { ops::copy_matrix(part, place); });
+    for_segments(rank, false,
+                 [](const Tensor& part, const Tensor& region) { ops::copy_matrix(part, region); });
   orthogonalize_fused({.x = full, .rows = matrix.global[0], .columns = matrix.global[1]},
                       fused_layout_of(matrix));
   for_segments(tensor.rank(), true,
-               [](const Tensor& part, const Tensor& place) { ops::copy_matrix(place, part); });
+               [](const Tensor& part, const Tensor& region) { ops::copy_matrix(region, part); });
 }
 
 void Orthogonalizer::orthogonalize_fused(const MatrixShard& fused, const FusedLayout& layout) const {
@@ -210,16 +213,16 @@ void Orthogonalizer::orthogonalize_fused(const MatrixShard& fused, const FusedLa
   int64_t begin = 0;
   for (size_t p = 0; p < layout.rows.size(); ++p) {
     const int64_t rows = layout.rows[p];
-    const Tensor there = by_group.slice(1, begin * columns, rows * columns);
+    const Tensor strided = by_group.slice(1, begin * columns, rows * columns);
     MatrixShard part = fused;
     part.replicated = p > 0 && layout.replicated;
     part.rows = layout.full_rows[p];
     part.x = groups == 1 ? fused.x.slice(0, begin, rows)
                          : Tensor::empty(fused.x.device(), {groups * rows, columns});
-    const Tensor together = part.x.view({groups, rows * columns});
-    if (groups > 1) ops::copy_matrix(there, together);
+    const Tensor contiguous = part.x.view({groups, rows * columns});
+    if (groups > 1) ops::copy_matrix(strided, contiguous);
     orthogonalize(part);
-    if (groups > 1) ops::copy_matrix(together, there);
+    if (groups > 1) ops::copy_matrix(contiguous, strided);
     begin += rows;
   }
 }

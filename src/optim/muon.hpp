@@ -19,7 +19,8 @@ class Orthogonalizer {
   // [n]. Collective over the groups.
   //
   // A matrix with elements in the slices of several ranks is sent to the rank that holds its middle element,
-  // which returns the results: at most 8 bytes per element. Other matrices are not sent.
+  // which returns the results: at most 8 bytes per element. Other matrices are not sent. The compute queue
+  // waits for these transfers.
   void run(const std::vector<Matrix>& matrices, const Tensor& slice) const;
 
  private:

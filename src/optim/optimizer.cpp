@@ -1,6 +1,8 @@
 #include "optim/optimizer.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
@@ -124,12 +126,12 @@ class Lion final : public Optimizer {
   }
 };
 
-// Adam for the buffers without matrices.
+// Adam for the buffers without matrices. The ranks of MuonGroups::replica hold parts of a buffer's momentum:
+// it is gathered during the orthogonalization of the buffer before it.
 class Muon final : public Adam {
  public:
-  Muon(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
-       const MuonGroups& groups, uint64_t seed)
-      : Adam(config, device, std::move(buffers), seed), groups_(groups), orthogonalizer_(config_, groups) {
+  Muon(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers, uint64_t seed)
+      : Adam(config, device, std::move(buffers), seed) {
     add_state("momentum_buffer", Applies::to_matrices);
   }
 
@@ -137,21 +139,37 @@ class Muon final : public Adam {
   void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const FlatBuffer& buffer = buffers_[b];
     if (buffer.matrices.empty()) return Adam::update(b, scale, control);
+    if (!gathers_.contains(b)) start_momentum(b, scale, control);
+    if (const size_t next = next_matrices(b); next < buffers_.size() && buffers_[next].groups.replica)
+      start_momentum(next, scale, control);
+    gathers_.extract(b).mapped().wait();
+    Orthogonalizer(config_, buffer.groups).run(buffer.matrices, buffer.slice);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.muon_update, scale, control,
+           buffer.table, range_count(buffer), buffer.gradients, buffer.main, buffer.model);
+  }
+
+  // Updates the momentum, and starts to gather it.
+  void start_momentum(size_t b, const kernels::StepScale& scale, const Tensor& control) {
+    const FlatBuffer& buffer = buffers_[b];
     const kernels::Optimizers& kernel = *device_.table().optimizers;
     const kernels::MuonStep step{.scale = scale,
                                  .momentum = static_cast<float>(config_.muon_momentum),
                                  .nesterov = config_.muon_use_nesterov};
-    const kernels::WorkspaceSize workspace = kernel.update_workspace(range_count(buffer));
-    launch(device_, workspace, kernel.muon_momentum, step, control, buffer.table, range_count(buffer),
-           buffer.gradients, buffer.main, state_.back().buffers[b]);
-    if (groups_.replica) comm::all_gather_slices(*groups_.replica, buffer.slice);
-    orthogonalizer_.run(buffer.matrices, buffer.slice);
-    launch(device_, workspace, kernel.muon_update, scale, control, buffer.table, range_count(buffer),
-           buffer.gradients, buffer.main, buffer.model);
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.muon_momentum, step, control,
+           buffer.table, range_count(buffer), buffer.gradients, buffer.main, state_.back().buffers[b]);
+    comm::Communicator* const replica = buffer.groups.replica;
+    gathers_[b] = replica ? comm::start_gather_slices(*replica, buffer.slice) : comm::PendingTransfers();
+  }
+  // The index of the next buffer with matrices, or the number of buffers.
+  size_t next_matrices(size_t b) const {
+    const auto next = std::find_if(buffers_.begin() + static_cast<std::ptrdiff_t>(b) + 1, buffers_.end(),
+                                   [](const FlatBuffer& other) { return !other.matrices.empty(); });
+    return static_cast<size_t>(next - buffers_.begin());
   }
 
-  MuonGroups groups_;
-  Orthogonalizer orthogonalizer_;
+  // The pending gathers of the present buffer and the next one; empty between steps.
+  std::map<size_t, comm::PendingTransfers> gathers_;
 };
 
 }  // namespace
@@ -210,7 +228,7 @@ void Optimizer::step(const StepOptions& options, const Tensor& control) {
                                  .decoupled_lr = options.decoupled_lr,
                                  .weight_decay = static_cast<float>(options.weight_decay),
                                  .decoupled_decay = config_.decoupled_weight_decay};
-  // The CPU's updates begin first and run beside those of the device.
+  // The CPU's updates begin first and overlap with those of the device.
   if (host_updates_) host_updates_->begin(control);
   for (size_t b = 0; b < buffers_.size(); ++b) {
     if (!buffers_[b].host) continue;
@@ -223,7 +241,7 @@ void Optimizer::step(const StepOptions& options, const Tensor& control) {
 }
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
-                                 std::vector<FlatBuffer> buffers, const MuonGroups& groups, uint64_t seed) {
+                                 std::vector<FlatBuffer> buffers, uint64_t seed) {
   switch (config.optimizer) {
     case config::OptimizerKind::adam:
       return std::make_unique<Adam>(config, device, std::move(buffers), seed);
@@ -234,7 +252,7 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
     case config::OptimizerKind::muon:
       break;
   }
-  return std::make_unique<Muon>(config, device, std::move(buffers), groups, seed);
+  return std::make_unique<Muon>(config, device, std::move(buffers), seed);
 }
 
 void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum, Tensor FlatBuffer::*which,

@@ -17,23 +17,36 @@
 
 namespace capstan::optim {
 
-// A weight matrix that is updated as one, by Muon. Ranks of `tensor` hold shards of it, and ranks of `shard`
-// slices of such a shard.
+// A weight matrix that is updated as one, by Muon. Ranks of MuonGroups::tensor hold shards of it, and ranks
+// of MuonGroups::shard slices of such a shard.
 struct Matrix {
   // Offset of the local shard in the bucket of which a buffer is a part, elements.
   int64_t begin = 0;
   Shape global;  // [rows, columns]
+  // Over ShardingAxis::tensor, whichever ranks MuonGroups::tensor are.
   Sharding sharding;
   // Rows of the matrices that are packed in it, in groups of one of each (queries, keys and values); empty:
   // it is one matrix.
   std::vector<int64_t> split;
 };
 
+// Process groups over which Muon gathers the matrices of a buffer; null: a group of one.
+struct MuonGroups {
+  // Ranks over which the buffer is divided.
+  comm::Communicator* shard = nullptr;
+  // Ranks over which each part is divided again. The momentum of one bucket is gathered over them beside the
+  // orthogonalization of the bucket before it.
+  comm::Communicator* replica = nullptr;
+  // Tensor-parallel ranks, of experts the expert tensor-parallel ranks.
+  comm::Communicator* tensor = nullptr;
+};
+
 // The parameters that this rank updates, in contiguous memory.
 struct FlatBuffer {
   // fp32, or bf16 where the model computes with it and there are no main parameters apart; [n].
   Tensor main;
-  Tensor gradients;  // fp32 [n]
+  // fp32, or for Adam bf16; [n].
+  Tensor gradients;
   // Compute type [n]; undefined where the model computes with main.
   Tensor model;
   // Sorted, disjoint; elements outside are padding and are not updated. with_range_tables() sets first_block.
@@ -46,12 +59,16 @@ struct FlatBuffer {
   // divide them, `gradients` is a slice of this tensor; else both are the same tensor. These tensors of all
   // ranks of MuonGroups::shard, in rank order, are the bucket's gradients.
   Tensor slice = {};
+  MuonGroups groups = {};
   // Index of the bucket, for traces.
   size_t bucket = 0;
+  // The grid of ranks over which statistics of the buffer are summed.
+  ParameterGrid grid = ParameterGrid::dense;
   // Offloaded state: the tensors above and the moments lie in host memory, where the CPU updates them
   // (host_updates.hpp, which sets `gradients`). Null: they lie on the device that computes the gradients.
   HostDevice* host = nullptr;
-  // With `host`, on the device: the reduced gradients, fp32 [n], and the parameters in the compute type [n].
+  // With `host`, on the device: the reduced gradients, in the type of `gradients` [n], and the parameters in
+  // the compute type [n].
   Tensor device_gradients = {}, device_parameters = {};
 };
 // Uploads the tables of `ranges`, to the device of the buffer: `device`, or FlatBuffer::host.
@@ -59,16 +76,6 @@ std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer
 
 struct StepOptions {
   double lr = 0, decoupled_lr = 0, weight_decay = 0;
-};
-
-// Process groups over which Muon gathers matrices; null: a group of one.
-struct MuonGroups {
-  // Ranks over which the buffers are divided.
-  comm::Communicator* shard = nullptr;
-  // Ranks over which each part is divided again.
-  comm::Communicator* replica = nullptr;
-  // Tensor-parallel ranks.
-  comm::Communicator* tensor = nullptr;
 };
 
 class HostUpdates;
@@ -127,8 +134,7 @@ class Optimizer {
 
 // `seed`: of stochastic rounding. ErrorCode::unsupported for formats that this build lacks.
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
-                                 std::vector<FlatBuffer> buffers, const MuonGroups& groups = {},
-                                 uint64_t seed = 0);
+                                 std::vector<FlatBuffer> buffers, uint64_t seed = 0);
 
 // Statistics over the counted ranges of buffers with range tables, into device memory; the caller sums over
 // ranks.

@@ -24,8 +24,9 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
   }
   layout.positions.resize(parameters.size());
-  // The open bucket of frozen parameters, and of each kind of those that train.
-  std::optional<size_t> open[5];
+  // The open bucket of frozen parameters, and of each kind of those that train, for both grids.
+  constexpr size_t kKinds = 5;
+  std::optional<size_t> open[2 * kKinds];
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
@@ -39,7 +40,9 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     const bool tied = parameter.spec().tied != ParamSpec::Tied::no;
     const bool matrix = trainable && options.matrices && options.matrices(parameter);
     const bool codes = trainable && options.codes && options.codes(parameter);
-    auto& current = open[trainable ? 1 + (matrix ? 1 : 0) + (codes ? 2 : 0) : 0];
+    const ParameterGrid grid = parameter.spec().grid();
+    const size_t kind = trainable ? 1 + (matrix ? 1 : 0) + (codes ? 2 : 0) : 0;
+    auto& current = open[(grid == ParameterGrid::expert ? kKinds : 0) + kind];
     const auto full = [&] {
       const BucketPlan& bucket = layout.buckets[*current];
       return bucket.elements >= options.bucket_elements || (options.by_block && bucket.block != block_of[i]);
@@ -47,7 +50,7 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     if (tied || !current || full()) {
       current = layout.buckets.size();
       layout.buckets.push_back(
-          {.trainable = trainable, .matrices = matrix, .codes = codes, .block = block_of[i]});
+          {.grid = grid, .trainable = trainable, .matrices = matrix, .codes = codes, .block = block_of[i]});
     }
     BucketPlan& bucket = layout.buckets[*current];
     layout.positions[i] = {*current, bucket.elements};
@@ -56,8 +59,10 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     bucket.elements += round_up(parameter.shape().elements(), kAlignment);
     if (tied) current.reset();
   }
-  for (BucketPlan& bucket : layout.buckets)
-    bucket.elements = round_up(bucket.elements, kAlignment * options.shards);
+  for (BucketPlan& bucket : layout.buckets) {
+    const int64_t shards = bucket.grid == ParameterGrid::expert ? options.expert_shards : options.shards;
+    bucket.elements = round_up(bucket.elements, kAlignment * shards);
+  }
   return layout;
 }
 
@@ -75,9 +80,9 @@ std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment) {
   return ranges;
 }
 
-FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t turn) {
+FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t rotation) {
   const int64_t share = std::max(round_up(ceil_div(range.count, holders), kAlignment), kSmallestShare);
-  const int64_t begin = std::min(range.count, (holder + turn) % holders * share);
+  const int64_t begin = std::min(range.count, (holder + rotation) % holders * share);
   return {range.begin + begin, std::min(share, range.count - begin)};
 }
 

@@ -3,10 +3,10 @@
 //
 // A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the
 // ranks that it may be sharded over, so that the shards are equal. Buckets are filled from the end of the
-// list, which is the order in which gradients become ready. Trainable and frozen parameters are in different
-// buckets, and so are parameters that are updated as matrices and other trainable ones, and those that ranks
-// gather as codes and others. A tied parameter has a bucket of its own, so that it is sharded in the same way
-// on both of its stages.
+// list, which is the order in which gradients become ready. Dense and expert parameters are in different
+// buckets, because they are sharded over different ranks; so are trainable and frozen parameters, those that
+// are updated as matrices and other trainable ones, and those that ranks gather as codes and others. A tied
+// parameter has a bucket of its own, so that it is sharded in the same way on both of its stages.
 #pragma once
 
 #include <functional>
@@ -21,6 +21,7 @@
 namespace capstan::parallel {
 
 struct BucketPlan {
+  ParameterGrid grid = ParameterGrid::dense;
   bool trainable = true;
   // Holds parameters that are updated as matrices.
   bool matrices = false;
@@ -53,8 +54,8 @@ struct BucketLayout {
 struct BucketOptions {
   // A bucket is full when it has this number of elements.
   int64_t bucket_elements = 40'000'000;
-  // Ranks that a bucket may be sharded over.
-  int64_t shards = 1;
+  // Ranks that a bucket of dense parameters may be sharded over, and one of expert parameters.
+  int64_t shards = 1, expert_shards = 1;
   // A bucket ends where its ParamSpec::block does.
   bool by_block = false;
   // Trainable parameters; null: all.
@@ -73,9 +74,9 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
 // The elements of a local shard, row-major, that lie in its `segment`-th segment, as ranges in their order.
 std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment);
 
-// The part of `range` that rank `holder` writes, of `holders` ranks that hold the same elements. The parts
-// are disjoint and cover the range. They have a minimum size, so that small ranges have fewer parts than
-// holders; `turn` selects the holders that write them.
-FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t turn);
+// The share of `range` that rank `holder` writes, of `holders` ranks that hold the same elements. The shares
+// are disjoint and cover the range. They have a minimum size, so that small ranges have fewer shares than
+// holders; `rotation` rotates the shares: holder h gets share (h + rotation) % holders.
+FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t rotation);
 
 }  // namespace capstan::parallel

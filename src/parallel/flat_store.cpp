@@ -11,21 +11,34 @@
 
 namespace capstan::parallel {
 
+// Purpose of the transfers of a bucket's parameters.
+static std::string parameters_of_bucket(size_t index) {
+  return "parameters of bucket " + std::to_string(index);
+}
+
 using config::ShardingStrategy;
 
 namespace {
-bool full_on_tensor_ranks(const Parameter& parameter) {
-  return parameter.spec().sharding.axis != ShardingAxis::tensor;
-}
 // The queue of gradient reductions. Nothing is reduced where no group has several ranks.
 Queue reduce_queue_of(const Device& device, const StoreGroups& groups) {
   bool reduces = false;
   for (const comm::Communicator* group :
-       {groups.shard, groups.replica, groups.tensor, groups.kv_replicas, groups.embedding})
+       {groups.dense.shard, groups.dense.replica, groups.dense.tensor, groups.expert.shard,
+        groups.expert.replica, groups.expert.tensor, groups.kv_replicas, groups.embedding})
     reduces = reduces || comm::ranks_of(group) > 1;
   return reduces && device.queues_work() ? Queue::communication : Queue::compute;
 }
 }  // namespace
+
+FlatStore::GridSharding::GridSharding(const GridGroups& on, const Options& options)
+    : groups(on),
+      shards(comm::ranks_of(on.shard)),
+      replicas(comm::ranks_of(on.replica)),
+      shards_state(options.sharding != ShardingStrategy::no_shard && shards > 1),
+      shards_gradients(shards_state && options.sharding != ShardingStrategy::optim),
+      shards_parameters(shards_state && options.sharding == ShardingStrategy::optim_grads_params),
+      shards_over_replicas(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
+                           replicas > 1) {}
 
 FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
                      const StoreGroups& groups, const Options& options)
@@ -34,16 +47,13 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       groups_(groups),
       options_(options),
       reduce_queue_(reduce_queue_of(device, groups)),
-      shards_(comm::ranks_of(groups.shard)),
-      replicas_(comm::ranks_of(groups.replica)),
-      shards_state_(options.sharding != ShardingStrategy::no_shard && shards_ > 1),
-      shards_gradients_(shards_state_ && options.sharding != ShardingStrategy::optim),
-      shards_parameters_(shards_state_ && options.sharding == ShardingStrategy::optim_grads_params),
-      shards_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
-                            replicas_ > 1) {
+      dense_(groups.dense, options),
+      expert_(groups.expert, options),
+      shards_parameters_(dense_.shards_parameters || expert_.shards_parameters) {
   layout_ = plan_buckets(
       parameters, {.bucket_elements = options.bucket_elements,
-                   .shards = shards_ * replicas_,
+                   .shards = dense_.shards * dense_.replicas,
+                   .expert_shards = expert_.shards * expert_.replicas,
                    .by_block = shards_parameters_,
                    .trainable =
                        [&options](const Parameter& parameter) {
@@ -54,7 +64,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                          return options.matrix && options.matrix(parameter).has_value();
                        },
                    .codes =
-                       [&options, sharded = shards_state_](const Parameter& parameter) {
+                       [&options, sharded = dense_.shards_state](const Parameter& parameter) {
                          return options.gather_codes && sharded && options.low_precision.covers(parameter);
                        },
                    .excluded = options.quantized});
@@ -69,34 +79,37 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
   make_parameter_shards();
 }
 
-FlatRange FlatStore::slice_of(const BucketPlan& plan) const {
-  const int64_t count = plan.elements / shards_;
-  return {comm::rank_in(groups_.shard) * count, count};
+FlatRange FlatStore::slice_of(const Bucket& bucket) {
+  const int64_t count = bucket.plan->elements / bucket.grid->shards;
+  return {comm::rank_in(bucket.grid->groups.shard) * count, count};
 }
 
 void FlatStore::make_bucket(const BucketPlan& plan) {
+  const GridSharding& grid = sharding_of(plan.grid);
   Bucket bucket;
   bucket.plan = &plan;
-  const FlatRange mine = slice_of(plan), all{0, plan.elements};
-  bucket.held = shards_parameters_ || plan.codes ? mine : all;
-  bucket.owned = plan.trainable && shards_state_ ? mine : bucket.held;
-  if (plan.trainable && shards_over_replicas_) {
-    const int64_t count = bucket.owned.count / replicas_;
-    bucket.owned = {bucket.owned.begin + comm::rank_in(groups_.replica) * count, count};
+  bucket.grid = &grid;
+  const FlatRange mine = slice_of(bucket), all{0, plan.elements};
+  bucket.held = grid.shards_parameters || plan.codes ? mine : all;
+  bucket.owned = plan.trainable && grid.shards_state ? mine : bucket.held;
+  if (plan.trainable && grid.shards_over_replicas) {
+    const int64_t count = bucket.owned.count / grid.replicas;
+    bucket.owned = {bucket.owned.begin + comm::rank_in(grid.groups.replica) * count, count};
   }
   {
     CategoryScope scope(MemoryCategory::parameters);
     bucket.values = Tensor::zeros(device_, {bucket.held.count}, options_.compute);
     if (plan.codes)
-      bucket.codes = Tensor::zeros(device_, {shards_parameters_ ? mine.count : all.count},
+      bucket.codes = Tensor::zeros(device_, {grid.shards_parameters ? mine.count : all.count},
                                    options_.low_precision.format.forward);
   }
   if (host_ && plan.trainable) bucket.offloaded = offloaded_elements(bucket);
   make_main_parameters(bucket);
   if (plan.trainable) {
     CategoryScope scope(MemoryCategory::gradients);
-    (shards_gradients_ ? bucket.sum : bucket.gradients) =
-        Tensor::zeros(device_, {shards_gradients_ ? mine.count : all.count});
+    bucket.sum =
+        Tensor::zeros(device_, {grid.shards_gradients ? mine.count : all.count}, options_.main_grads);
+    if (!has_wgrad_buffer(bucket)) bucket.gradients = bucket.sum;
     bucket.buffer = buffers_;
     buffers_ += kept(bucket).count > 0 && bucket.offloaded.count > 0 ? 2 : 1;
     for (size_t i = 0; i < plan.parameters.size(); ++i) {
@@ -110,6 +123,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
     }
     bucket.waiting = static_cast<int>(plan.parameters.size());
   }
+  has_expert_buckets_ = has_expert_buckets_ || plan.grid == ParameterGrid::expert;
   block_buckets_[plan.block].push_back(buckets_.size());
   buckets_.push_back(std::move(bucket));
 }
@@ -134,7 +148,7 @@ void FlatStore::make_main_parameters(Bucket& bucket) {
 FlatRange FlatStore::offloaded_elements(const Bucket& bucket) const {
   const int64_t count = bucket.owned.count;
   int64_t begin = count - std::llround(options_.offload_fraction * static_cast<double>(count));
-  // Behind the last parameter there is padding.
+  // End of the last parameter; padding follows it.
   int64_t end = 0;
   for (const kernels::UpdateRange& range : update_ranges(bucket, bucket.owned)) {
     end = std::max(end, range.begin + range.count);
@@ -145,6 +159,11 @@ FlatRange FlatStore::offloaded_elements(const Bucket& bucket) const {
   return {bucket.owned.begin + begin, count - begin};
 }
 
+void FlatStore::require_dense(const Parameter& parameter, const char* format) {
+  CAPSTAN_ASSERT(parameter.spec().grid() == ParameterGrid::dense,
+                 "the weights of experts `" + parameter.name() + "` " + format + ", which the rules refuse");
+}
+
 void FlatStore::make_quantized() {
   CAPSTAN_ASSERT(!shards_parameters_,
                  "parameters in 4 bits sharded over data-parallel ranks, which the rules refuse");
@@ -152,26 +171,30 @@ void FlatStore::make_quantized() {
   const Tensor map = options_.nf4.two_stage ? nf4_scale_map(device_) : Tensor();
   quantized_.resize(parameters_.size());
   for (const auto& parameter : parameters_)
-    if (options_.quantized(*parameter))
+    if (options_.quantized(*parameter)) {
+      require_dense(*parameter, "in 4 bits");
       quantized_[static_cast<size_t>(parameter->index())] =
           std::make_unique<Quantized>(Quantized{Nf4Weight(device_, *parameter, options_.nf4, map), {}, 0});
+    }
 }
 
 void FlatStore::make_low_precision() {
   if (std::none_of(parameters_.begin(), parameters_.end(),
                    [&](const auto& parameter) { return options_.low_precision.covers(*parameter); }))
     return;
-  CAPSTAN_ASSERT(!options_.gather_codes || !shards_state_ ||
+  for (const auto& parameter : parameters_)
+    if (options_.low_precision.covers(*parameter)) require_dense(*parameter, "with GEMMs in 8 or 4 bits");
+  CAPSTAN_ASSERT(!options_.gather_codes || !dense_.shards_state ||
                      LowPrecisionWeights::has_codes_of_shards(options_.low_precision.format.recipe),
                  "weights with scales of blocks gathered as codes, which the rules refuse");
   low_precision_ = std::make_unique<LowPrecisionWeights>(
-      device_, parameters_, std::vector{groups_.tensor, groups_.shard, groups_.replica},
+      device_, parameters_, std::vector{groups_.dense.tensor, groups_.dense.shard, groups_.dense.replica},
       options_.low_precision);
 }
 
 void FlatStore::set_quantized(const Parameter& parameter, std::span<const float> values) {
   CAPSTAN_ASSERT(quantized(parameter), "`" + parameter.name() + "` is not kept in 4 bits");
-  quantized_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.tensor);
+  quantized_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.dense.tensor);
 }
 
 void FlatStore::make_parameter_shards() {
@@ -185,14 +208,14 @@ void FlatStore::make_parameter_shards() {
     int buffer = bucket.buffer;
     for (const bool offloaded : {false, true}) {
       const FlatRange part = offloaded ? bucket.offloaded : kept(bucket);
-      const FlatRange here = intersection(owned, part);
+      const FlatRange elements = intersection(owned, part);
       if (offloaded && kept(bucket).count > 0) ++buffer;
-      if (here.count == 0) continue;
-      ParameterShard shard{parameter.get(), {here.begin - begin, here.count}, {}, {}, buffer, 0};
-      shard.begin = here.begin - part.begin;
+      if (elements.count == 0) continue;
+      ParameterShard shard{parameter.get(), {elements.begin - begin, elements.count}, {}, {}, buffer, 0};
+      shard.begin = elements.begin - part.begin;
       const Tensor& main = offloaded ? bucket.host_main : bucket.main;
-      shard.values =
-          (main.defined() ? main : values_of(bucket, part)).flat_range(shard.begin, here.count, {here.count});
+      shard.values = (main.defined() ? main : values_of(bucket, part))
+                         .flat_range(shard.begin, elements.count, {elements.count});
       shard.write = intersection(write, shard.range);
       parameter_shards_.push_back(std::move(shard));
     }
@@ -203,14 +226,16 @@ void FlatStore::make_parameter_shards() {
 FlatRange FlatStore::written_by_this_rank(const Parameter& parameter, const Bucket& bucket,
                                           const FlatRange& owned) const {
   if (parameter.spec().tied == ParamSpec::Tied::copy) return {owned.begin, 0};
+  const GridSharding& grid = *bucket.grid;
   int64_t holders = 1, holder = 0;
   const auto add_replica_group = [&](const comm::Communicator* group) {
     holders *= comm::ranks_of(group);
     holder = holder * comm::ranks_of(group) + comm::rank_in(group);
   };
-  if (!(bucket.plan->trainable ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
-  if (!(bucket.plan->trainable && shards_over_replicas_)) add_replica_group(groups_.replica);
-  if (full_on_tensor_ranks(parameter)) add_replica_group(groups_.tensor);
+  if (!(bucket.plan->trainable ? grid.shards_state : grid.shards_parameters))
+    add_replica_group(grid.groups.shard);
+  if (!(bucket.plan->trainable && grid.shards_over_replicas)) add_replica_group(grid.groups.replica);
+  if (!parameter.spec().sharding.over_tensor_ranks()) add_replica_group(grid.groups.tensor);
   return share_of(owned, holder, holders, parameter.index());
 }
 
@@ -221,8 +246,7 @@ Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,
 }
 
 void FlatStore::trace_start(const std::string& what, int64_t bytes) const {
-  const int64_t sent = bytes / shards_ * (shards_ - 1);
-  const Cost cost{.sent_bytes = static_cast<double>(sent)};
+  const Cost cost{.sent_bytes = static_cast<double>(bytes)};
   TraceScope(device_, observer_, 'C', "start " + what, cost).end();
 }
 TraceScope FlatStore::trace_wait(const std::string& what) const {
@@ -242,17 +266,17 @@ Tensor FlatStore::values_of(const Bucket& bucket, const FlatRange& elements) con
 Tensor FlatStore::owned_values(const Parameter& parameter) const {
   const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
   const Bucket& bucket = buckets_[index];
-  const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
-  if (here.count == 0) return {};
-  return values_of(bucket, here);
+  const FlatRange owned = intersection({begin, parameter.shape().elements()}, bucket.owned);
+  if (owned.count == 0) return {};
+  return values_of(bucket, owned);
 }
 Tensor FlatStore::slice_gradients(const Bucket& bucket) const {
-  if (shards_gradients_ || !shards_state_) return shards_gradients_ ? bucket.sum : bucket.gradients;
-  const FlatRange mine = slice_of(*bucket.plan);
-  return bucket.gradients.flat_range(mine.begin, mine.count, {mine.count});
+  if (bucket.grid->shards_gradients || !bucket.grid->shards_state) return bucket.sum;
+  const FlatRange mine = slice_of(bucket);
+  return bucket.sum.flat_range(mine.begin, mine.count, {mine.count});
 }
 Tensor FlatStore::gradients_of(const Bucket& bucket, const FlatRange& elements) const {
-  const int64_t begin = shards_state_ ? slice_of(*bucket.plan).begin : 0;
+  const int64_t begin = bucket.grid->shards_state ? slice_of(bucket).begin : 0;
   return slice_gradients(bucket).flat_range(elements.begin - begin, elements.count, {elements.count});
 }
 
@@ -278,25 +302,27 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, const FlatRange& 
   if (spec.is_lora_b) range.lr_factor = options_.lora_b_lr_ratio;
   range.parameter = random_sequence_of(spec.name);
   const bool counts = spec.tied != ParamSpec::Tied::copy &&
-                      !(full_on_tensor_ranks(parameter) && comm::rank_in(groups_.tensor) > 0);
-  // Elements of the shard, which lie in the global parameter as `place` says.
-  const auto add = [&](const FlatRange& part, bool owned, kernels::UpdateRange place) {
+                      (spec.sharding.over_tensor_ranks() || comm::rank_in(bucket.grid->groups.tensor) == 0);
+  // Adds the elements `part` of the shard. `position` holds their position in the global parameter.
+  const auto add = [&](const FlatRange& part, bool owned, kernels::UpdateRange position) {
     const int64_t begin = bucket.plan->begins[index] + part.begin;
-    const FlatRange here = intersection({begin, part.count}, elements);
-    if (here.count == 0) return;
-    place.begin = here.begin - elements.begin, place.count = here.count;
-    place.counted = counts && owned;
-    (place.columns > 0 ? place.column : place.origin) += here.begin - begin;
-    ranges.push_back(place);
+    const FlatRange local = intersection({begin, part.count}, elements);
+    if (local.count == 0) return;
+    position.begin = local.begin - elements.begin, position.count = local.count;
+    position.counted = counts && owned;
+    (position.columns > 0 ? position.column : position.origin) += local.begin - begin;
+    ranges.push_back(position);
   };
   const Shard& shard = parameter.shard();
   if (shard.segments.empty()) return add({0, parameter.shape().elements()}, true, range);
   int64_t inner = 1;
   for (int d = shard.dim + 1; d < shard.shape.rank(); ++d) inner *= shard.shape[d];
   const int64_t row = spec.shape[shard.dim] * inner;
+  // Global index of the first element of the shard, without its offset in `dim`.
+  const int64_t first = shard.dim > 0 ? shard.first * (spec.shape.elements() / spec.shape[0]) : 0;
   for (size_t r = 0; r < shard.segments.size(); ++r) {
     const ShardSegment& segment = shard.segments[r];
-    range.origin = segment.global * inner;
+    range.origin = first + segment.global * inner;
     const bool rows = shard.segments.size() == 1 && segment.count * inner < row;
     range.columns = rows ? segment.count * inner : 0, range.row_stride = rows ? row : 0;
     if (shard.segments.size() == 1) {
@@ -321,11 +347,13 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
       buffer.ranges = update_ranges(bucket, elements);
       if (bucket.plan->matrices) add_matrices(bucket, buffer);
       buffer.bucket = index;
+      buffer.grid = bucket.plan->grid;
       buffers.push_back(std::move(buffer));
     }
     if (const FlatRange& elements = bucket.offloaded; elements.count > 0) {
       optim::FlatBuffer buffer{bucket.host_main, {}, bucket.host_model, update_ranges(bucket, elements)};
       buffer.bucket = index;
+      buffer.grid = bucket.plan->grid;
       buffer.host = host_.get();
       buffer.device_gradients = gradients_of(bucket, elements);
       buffer.device_parameters = values_of(bucket, elements);
@@ -339,19 +367,40 @@ void FlatStore::add_matrices(const Bucket& bucket, optim::FlatBuffer& buffer) co
   CAPSTAN_ASSERT(bucket.offloaded.count == 0, "offloaded matrices, which the rules refuse");
   for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
     const Parameter& parameter = *bucket.plan->parameters[i];
-    buffer.matrices.push_back({.begin = bucket.plan->begins[i],
-                               .global = parameter.spec().shape,
-                               .sharding = parameter.spec().sharding,
-                               .split = *options_.matrix(parameter)});
+    const ParamSpec& spec = parameter.spec();
+    optim::Matrix matrix{.begin = bucket.plan->begins[i],
+                         .global = spec.shape,
+                         .sharding = spec.sharding,
+                         .split = *options_.matrix(parameter)};
+    int64_t matrices = 1;
+    if (spec.grid() == ParameterGrid::expert) {
+      matrices = parameter.shape()[0];
+      matrix.global = {spec.shape[1], spec.shape[2]};
+      matrix.sharding = {};
+      if (const DimSharding* width = spec.sharding.over(ShardingAxis::expert_tensor))
+        matrix.sharding = {ShardingAxis::tensor, width->dim - 1, width->blocks};
+    }
+    for (int64_t m = 0; m < matrices; ++m) {
+      buffer.matrices.push_back(matrix);
+      matrix.begin += parameter.shape().elements() / matrices;
+    }
   }
   buffer.slice = slice_gradients(bucket);
+  const GridSharding& grid = *bucket.grid;
+  buffer.groups = {.shard = grid.shards_state ? grid.groups.shard : nullptr,
+                   .replica = grid.shards_over_replicas ? grid.groups.replica : nullptr,
+                   .tensor = grid.groups.tensor};
 }
 
 std::vector<optim::FlatBuffer> FlatStore::gradient_buffers() const {
   std::vector<optim::FlatBuffer> buffers;
   for (const Bucket& bucket : buckets_)
-    if (bucket.plan->trainable)
-      buffers.push_back({{}, gradients_of(bucket, bucket.owned), {}, update_ranges(bucket, bucket.owned)});
+    if (bucket.plan->trainable) {
+      optim::FlatBuffer buffer{
+          {}, gradients_of(bucket, bucket.owned), {}, update_ranges(bucket, bucket.owned)};
+      buffer.grid = bucket.plan->grid;
+      buffers.push_back(std::move(buffer));
+    }
   return buffers;
 }
 
@@ -360,7 +409,7 @@ std::vector<optim::FlatBuffer> FlatStore::gradient_buffers() const {
 const Tensor& FlatStore::gathered(const Parameter& parameter) {
   const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
   Bucket& bucket = buckets_[index];
-  if (!shards_parameters_) {
+  if (!bucket.grid->shards_parameters) {
     finish_gather(index);
     return bucket.plan->codes ? bucket.codes : bucket.values;
   }
@@ -397,8 +446,9 @@ void FlatStore::release(const Parameter& parameter) {
     own.full = Tensor();
     return;
   }
-  if (!shards_parameters_) return;
-  const auto block = static_cast<int>(bucket_of(parameter).plan->block);
+  const Bucket& bucket = bucket_of(parameter);
+  if (!bucket.grid->shards_parameters) return;
+  const auto block = static_cast<int>(bucket.plan->block);
   if (--pins_[static_cast<size_t>(block)] == 0 && block != current_block_ && block != prefetched_block_)
     release_block(block);
 }
@@ -424,7 +474,8 @@ void FlatStore::gather_block(int block) {
     if (other != current_block_ && other != prefetched_block_ && pins_[static_cast<size_t>(other)] == 0)
       release_block(other);
   start_gather(block);
-  for (const size_t bucket : block_buckets_[static_cast<size_t>(block)]) finish_gather(bucket);
+  for (const size_t bucket : block_buckets_[static_cast<size_t>(block)])
+    if (buckets_[bucket].grid->shards_parameters) finish_gather(bucket);
   if (prefetched_block_ >= 0 && prefetched_block_ == next) start_gather(prefetched_block_);
 }
 
@@ -433,13 +484,14 @@ void FlatStore::start_gather(int block) {
   bool started = false;
   for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
     Bucket& bucket = buckets_[index];
-    if (bucket.full.defined()) continue;
+    if (!bucket.grid->shards_parameters || bucket.full.defined()) continue;
     CategoryScope scope(MemoryCategory::parameters);
     const Tensor& mine = bucket.plan->codes ? bucket.codes : bucket.values;
     bucket.full = Tensor::empty(device_, {bucket.plan->elements}, mine.dtype());
-    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(mine, bucket.full),
-                                                   follow_replica_gather(bucket));
-    bytes += bucket.full.bytes();
+    bucket.gather = bucket.grid->groups.shard->channel().start(
+        comm::TransferBatch().all_gather(mine, bucket.full).purpose(parameters_of_bucket(index)),
+        follow_replica_gather(bucket));
+    bytes += sent_over_shard(bucket, bucket.full.bytes());
     started = true;
   }
   if (started) trace_start("gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
@@ -448,8 +500,9 @@ void FlatStore::start_gather(int block) {
 void FlatStore::finish_gather(size_t index) {
   Bucket& bucket = buckets_[index];
   if (!bucket.replica_gather && !bucket.gather) return;
-  TraceScope traced = trace_wait("gather " + (shards_parameters_ ? layout_.blocks[bucket.plan->block]
-                                                                 : "bucket " + std::to_string(index)));
+  TraceScope traced =
+      trace_wait("gather " + (bucket.grid->shards_parameters ? layout_.blocks[bucket.plan->block]
+                                                             : "bucket " + std::to_string(index)));
   for (auto* const gather : {&bucket.replica_gather, &bucket.gather}) {
     if (!*gather) continue;
     (*gather)->wait();
@@ -461,6 +514,7 @@ void FlatStore::finish_gather(size_t index) {
 void FlatStore::release_block(int block) {
   for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
     Bucket& bucket = buckets_[index];
+    if (!bucket.grid->shards_parameters) continue;
     // A block that was not gathered since the update may still be under way over `replica`.
     if (bucket.full.defined()) finish_gather(index);
     CAPSTAN_ASSERT(
@@ -485,7 +539,7 @@ void FlatStore::encode_owned(const Bucket& bucket) {
     const Parameter& parameter = *bucket.plan->parameters[i];
     const FlatRange here = intersection({bucket.plan->begins[i], parameter.shape().elements()}, bucket.owned);
     if (here.count == 0) continue;
-    const int64_t begin = here.begin - (shards_parameters_ ? bucket.held.begin : 0);
+    const int64_t begin = here.begin - (bucket.grid->shards_parameters ? bucket.held.begin : 0);
     low_precision_->encode(parameter, owned_values(parameter),
                            bucket.codes.flat_range(begin, here.count, {here.count}));
   }
@@ -493,17 +547,21 @@ void FlatStore::encode_owned(const Bucket& bucket) {
 
 Tensor FlatStore::gathered_slice(const Bucket& bucket) const {
   const Tensor& sent = bucket.plan->codes ? bucket.codes : bucket.values;
-  if (shards_parameters_ || !shards_state_) return sent;
-  const FlatRange mine = slice_of(*bucket.plan);
+  if (bucket.grid->shards_parameters || !bucket.grid->shards_state) return sent;
+  const FlatRange mine = slice_of(bucket);
   return sent.flat_range(mine.begin, mine.count, {mine.count});
 }
 
-void FlatStore::start_replica_gather(Bucket& bucket) {
+void FlatStore::start_replica_gather(size_t index) {
+  Bucket& bucket = buckets_[index];
   const Tensor slice = gathered_slice(bucket);
-  const FlatRange mine{comm::rank_in(groups_.replica) * (slice.elements() / replicas_),
-                       slice.elements() / replicas_};
-  bucket.replica_gather = groups_.replica->channel().start(
-      comm::TransferBatch().all_gather(slice.flat_range(mine.begin, mine.count, {mine.count}), slice));
+  comm::Communicator& replica = *bucket.grid->groups.replica;
+  const int64_t count = slice.elements() / replica.size();
+  const FlatRange mine{replica.rank() * count, count};
+  bucket.replica_gather =
+      replica.channel().start(comm::TransferBatch()
+                                  .all_gather(slice.flat_range(mine.begin, mine.count, {mine.count}), slice)
+                                  .purpose(parameters_of_bucket(index)));
 }
 
 Queue FlatStore::follow_replica_gather(Bucket& bucket) {
@@ -516,9 +574,10 @@ Queue FlatStore::follow_replica_gather(Bucket& bucket) {
 void FlatStore::start_shard_gather(size_t index) {
   Bucket& bucket = buckets_[index];
   const Tensor& all = bucket.plan->codes ? bucket.codes : bucket.values;
-  bucket.gather = groups_.shard->channel().start(
-      comm::TransferBatch().all_gather(gathered_slice(bucket), all), follow_replica_gather(bucket));
-  trace_start("gather bucket " + std::to_string(index), all.bytes());
+  bucket.gather = bucket.grid->groups.shard->channel().start(
+      comm::TransferBatch().all_gather(gathered_slice(bucket), all).purpose(parameters_of_bucket(index)),
+      follow_replica_gather(bucket));
+  trace_start("gather bucket " + std::to_string(index), sent_over_shard(bucket, all.bytes()));
 }
 
 void FlatStore::gather_parameters(Changed changed, bool wait) {
@@ -537,7 +596,8 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
   const auto gather_oldest = [&] {
     const size_t index = over_replicas.front();
     over_replicas.pop_front();
-    if (shards_state_ && !shards_parameters_)
+    const GridSharding& grid = *buckets_[index].grid;
+    if (grid.shards_state && !grid.shards_parameters)
       start_shard_gather(index);
     else if (auto& gather = buckets_[index].replica_gather)
       gather->wait(Queue::communication);
@@ -548,9 +608,11 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
     Bucket& bucket = buckets_[index];
     if (!bucket.plan->trainable) continue;
     if (bucket.plan->codes) encode_owned(bucket);
-    if (shards_over_replicas_) start_replica_gather(bucket);
+    const bool over = bucket.grid->shards_over_replicas;
+    if (over) start_replica_gather(index);
     over_replicas.push_back(index);
-    if (!shards_over_replicas_ || over_replicas.size() == kPendingReplicaGathers) gather_oldest();
+    while (over_replicas.size() == kPendingReplicaGathers || (!over && !over_replicas.empty()))
+      gather_oldest();
   }
   while (!over_replicas.empty()) gather_oldest();
   if (shards_parameters_ && !wait) start_gather(0);

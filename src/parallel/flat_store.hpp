@@ -1,24 +1,28 @@
 // Parameters, gradients and main parameters in flat buckets (bucket.hpp), replicated (no_shard) or sharded
 // over the data-parallel ranks: optim (ZeRO-1), optim_grads (ZeRO-2), optim_grads_params (ZeRO-3).
 //
-// S and R are the numbers of ranks of the groups `shard` and `replica`, P is the bytes per element of the
-// compute type. Bytes that one rank holds for a trainable bucket of b elements:
+// Each bucket holds parameters of one grid (ops/shard.hpp), and is sharded and reduced over the groups of
+// that grid: dense parameters over dp-cp, expert parameters over the ranks that hold the same experts. S and
+// R are the numbers of ranks of the groups `shard` and `replica`, P is the bytes per element of the compute
+// type, A that of the gradients (Options::main_grads: 4, or 2 in bf16). Bytes that one rank holds for a
+// trainable bucket of b elements:
 //
-//                         parameters          main parameters *   gradients          moments (Adam)
-//   no_shard              P b                 4 b                 4 b                8 b
-//   optim                 P b                 4 b / S             4 b                8 b / S
-//   optim_grads           P b                 4 b / S             4 b / S + wgrad    8 b / S
-//   optim_grads_params    P b / S + gathered  4 b / S             4 b / S + wgrad    8 b / S
+//                         parameters          main parameters *   gradients          moments (Adam) **
+//   no_shard              P b                 4 b                 A b                8 b
+//   optim                 P b                 4 b / S             A b                8 b / S
+//   optim_grads           P b                 4 b / S             A b / S + wgrad    8 b / S
+//   optim_grads_params    P b / S + gathered  4 b / S             A b / S + wgrad    8 b / S
 //
 //   *         Zero if Options::main equals Options::compute: the model computes with the main parameters.
-//             Of the fraction Options::offload_fraction, main parameters and moments lie in host memory
-//             instead, in any case 4 bytes (or P) and 8 an element, and P more if Options::main differs from
-//             Options::compute: the parameters that return to the device.
+//             With Options::offload_fraction, this fraction of the main parameters and moments lies in host
+//             memory instead: 4 bytes (or P) and 8 bytes per element, and P more if Options::main differs
+//             from Options::compute, for the updated parameters that are copied back to the device.
+//   **        In fp32; optimizer.hpp has the bytes of the other types.
 //   gathered  P b while the bucket's block is gathered: the block that is computed and, with
 //             overlap_param_gather, the one that is prefetched.
 //   wgrad     4 b while weight gradients of the bucket are computed and, with overlap_grad_reduce, while they
 //             are reduced: kPendingReductions buckets at a time where they are reduced on the communication
-//             queue, else one.
+//             queue, else one. With gradients in bf16 also in the first two rows, while they are computed.
 //   With shard_over_replicas main parameters and moments take 1 / (S R) of those without sharding.
 //
 // With gather_codes the ranks gather the codes of weights whose GEMMs are in 8 bits: P = 1 in `gathered`, in
@@ -28,8 +32,9 @@
 // Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
 // dequantized at its first acquire() and dropped at its last release().
 //
-// G is the bytes per element of the gradients that are sent (4, or 2 when they are reduced in bf16), M the
-// micro-batches of a step. Bytes that one rank sends per bucket and step over `shard`:
+// G is the bytes per element of the gradients that are sent (4, or 2 when they are reduced in bf16; gradients
+// in bf16 are sent as they are: 2 in the first two rows and over `replica`), M the micro-batches of a step.
+// Bytes that one rank sends per bucket and step over `shard`:
 //
 //   no_shard            2 G b (S-1)/S
 //   optim               (G + P) b (S-1)/S
@@ -44,8 +49,18 @@
 // Gradients are fp32 sums over micro-batches and, in rank order (comm/reduce.hpp), over ranks: the elements
 // of partial_over_tensor parameters over `tensor`, those of replicated segments over `kv_replicas`, then all
 // elements over `shard` and `replica`, then tied parameters over `embedding`. With optim_grads and
-// optim_grads_params the gradients of each micro-batch are reduced over `shard` before they are added. The
-// optimizer divides by the token count.
+// optim_grads_params the gradients of each micro-batch are reduced over `tensor`, `kv_replicas` and `shard`
+// before they are added. The optimizer divides by the token count.
+//
+// Tokens are sent to the ranks of the experts that they are routed to. The gradient of an expert on such a
+// rank is therefore a sum over tokens of all ranks that hold other experts, and has the same factor as the
+// gradients of dense parameters: the sum over `shard` and `replica` is that over all tokens.
+//
+// Gradients in bf16 (Options::main_grads) are fp32 sums that are rounded to nearest where they are stored.
+// The weight gradients of a micro-batch are summed in the fp32 buffer `wgrad`; adding them to the sum over
+// micro-batches rounds once. After the last micro-batch, each sum over the ranks of a group adds the rounded
+// parts in rank order and rounds once. no_shard and optim thus have the same bits, and so have optim_grads
+// and optim_grads_params, which add the fp32 sums over `shard` of each micro-batch.
 //
 // Where the device runs its queues at the same time (Device::queues_work), all of this runs on the
 // communication queue, whatever carries the tensors; the compute queue waits for the sums at the end of the
@@ -79,23 +94,33 @@
 
 namespace capstan::parallel {
 
-// The process groups of a store. A group that is null or of size 1: no communication over it.
-struct StoreGroups {
-  // Data-parallel ranks (dp-cp) of one optimizer instance. Gradients are reduced over them, and buckets are
-  // sharded over them.
+// The process groups of the parameters of one grid. A group that is null or of size 1: no communication over
+// it.
+struct GridGroups {
+  // The ranks of one optimizer instance that hold the same parts of the model: data-parallel ranks (dp-cp),
+  // or expert data-parallel ranks. Gradients are reduced over them, and buckets are sharded over them.
   comm::Communicator* shard = nullptr;
   // HSDP: the ranks with the same index in `shard`, one of each optimizer instance. Gradients are reduced
   // over them.
   comm::Communicator* replica = nullptr;
-  // Tensor-parallel ranks. Gradients of ParamSpec::partial_over_tensor parameters are summed over them.
+  // Tensor-parallel, or expert tensor-parallel ranks. Gradients of ParamSpec::partial_over_tensor parameters
+  // are summed over them.
   comm::Communicator* tensor = nullptr;
+  // The ranks that hold all parameters of the grid together (tp-pp, or etp-ep-pp). Statistics over all
+  // parameters are summed over them.
+  comm::Communicator* model = nullptr;
+};
+
+// The process groups of a store.
+struct StoreGroups {
+  GridGroups dense;
+  // Null: the model has no expert parameters, or one rank.
+  GridGroups expert;
   // Tensor-parallel ranks that hold the same key and value heads, the replicated segments of a Shard. The
   // gradients of these segments are summed over them.
   comm::Communicator* kv_replicas = nullptr;
   // First and last pipeline stage. Gradients of tied parameters are summed over them.
   comm::Communicator* embedding = nullptr;
-  // The ranks that hold one model together (tp-pp). Statistics over all parameters are summed over them.
-  comm::Communicator* model = nullptr;
 };
 
 class FlatStore final : public ParamStore {
@@ -114,9 +139,11 @@ class FlatStore final : public ParamStore {
     // Type of the main parameters, which the optimizer updates. If it equals `compute`, the model computes
     // with the main parameters, and there is no second array.
     DType main = DType::f32;
-    // Type in which gradients are sent: f32, or bf16.
+    // Type in which fp32 gradients are sent: f32, or a 16-bit type.
     DType reduce = DType::f32;
-    // Sharding over `shard`. No effect if `shard` has one rank.
+    // Type of the gradients, the sums over micro-batches: f32, or bf16, which only Adam reads.
+    DType main_grads = DType::f32;
+    // Sharding over `shard`. No effect on the buckets of a grid whose `shard` has one rank.
     config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
     // outer_dp_sharding_strategy optim: shards main parameters and moments over `replica` too. No effect with
     // no_shard.
@@ -138,20 +165,22 @@ class FlatStore final : public ParamStore {
     bool gradients = true;
     // The trainable parameters; null: all.
     std::function<bool(const Parameter&)> trainable;
-    // The parameters that are frozen and kept in 4 bits, not with optim_grads_params; null: none.
+    // The parameters that are frozen and kept in 4 bits, not with optim_grads_params nor of experts; null:
+    // none.
     std::function<bool(const Parameter&)> quantized;
     // Block sizes and scales of the quantized parameters.
     Nf4Options nf4;
-    // Weights whose GEMMs run in 8 or 4 bits; not those kept in 4 bits.
+    // Weights whose GEMMs run in 8 or 4 bits; not those kept in 4 bits, nor expert parameters.
     LowPrecisionOptions low_precision;
-    // Muon: returns optim::Matrix::split of a parameter that is updated as a matrix, nullopt for other
-    // parameters; null: no matrices. Matrices are in buckets of their own.
+    // Muon: returns optim::Matrix::split of a parameter that is updated as a matrix, an expert parameter as
+    // one matrix for each expert; nullopt for other parameters; null: no matrices. Matrices are in buckets of
+    // their own.
     std::function<std::optional<std::vector<int64_t>>(const Parameter&)> matrix;
     // LoRA+: ratio of the learning rate of B (ParamSpec::is_lora_b) to that of the other parameters.
     double lora_b_lr_ratio = 1;
-    // The last part of the elements that this rank updates in each bucket, whose main parameters and moments
-    // lie in host memory, where the CPU updates them. Not for matrices. No effect on a device whose memory is
-    // the host's.
+    // Fraction of the elements that this rank updates in each bucket, the last ones, whose main parameters
+    // and moments are kept in host memory and updated by the CPU. Does not apply to matrices, and has no
+    // effect on a device whose memory is the host's.
     double offload_fraction = 0;
   };
 
@@ -206,16 +235,12 @@ class FlatStore final : public ParamStore {
   int buffer_of(const Parameter& parameter) const {
     return quantized(parameter) ? -1 : bucket_of(parameter).buffer;
   }
-  // The groups over which the elements of flat_buffers() are sharded.
-  optim::MuonGroups optimizer_groups() const {
-    return {.shard = shards_state_ ? groups_.shard : nullptr,
-            .replica = shards_over_replicas_ ? groups_.replica : nullptr,
-            .tensor = groups_.tensor};
-  }
-  // All-reduces partial sums, fp64 or i64, that each rank computed over its elements with
+  // Whether a rank of this world has expert parameters: statistics then have two parts.
+  bool has_expert_grid() const { return groups_.expert.model != nullptr || has_expert_buckets_; }
+  // All-reduces partial sums, fp64 or i64, that each rank computed over its elements of a grid with
   // UpdateRange::counted, in place on the device. The sums are bitwise identical on all ranks of `shard`,
   // `replica` and `model`.
-  void all_reduce_statistics(const Tensor& values);
+  void all_reduce_statistics(const Tensor& values, ParameterGrid grid);
 
   // The shard of a parameter that this rank holds between steps, and that is initialized, checked, saved and
   // loaded. A parameter has two of them if a part of its shard is offloaded.
@@ -252,8 +277,9 @@ class FlatStore final : public ParamStore {
   // The observer receives the starts and waits of collectives as events of phase 'C', for example "start
   // reduce bucket 0" and "wait gather layer 3". Null: no observer.
   void observe(TapeObserver* observer) { observer_ = observer; }
-  // The callback receives the gradients of a bucket before they are reduced over ranks, fp32 [bucket
-  // elements]. Null: no callback.
+  // The callback receives the gradients of a bucket before they are reduced over ranks [bucket elements]:
+  // with sharded gradients those of each micro-batch in fp32, else the sums in Options::main_grads. Null: no
+  // callback.
   void on_local_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
 
  protected:
@@ -262,8 +288,20 @@ class FlatStore final : public ParamStore {
   void gradient_ready(const Parameter& parameter) override;
 
  private:
+  // How the buckets of a grid are sharded.
+  struct GridSharding {
+    GridSharding(const GridGroups& groups, const Options& options);
+    GridGroups groups;
+    // S and R: numbers of ranks of `shard` and of `replica`.
+    int64_t shards, replicas;
+    // Whether optimizer state, gradients and parameters are sharded over `shard`.
+    bool shards_state, shards_gradients, shards_parameters;
+    // Whether main parameters and moments are sharded over `replica` too.
+    bool shards_over_replicas;
+  };
   struct Bucket {
     const BucketPlan* plan;
+    const GridSharding* grid;
     // Index in flat_buffers().
     int buffer = -1;
     // The elements of the bucket that `values` holds: all, or with optim_grads_params or codes this rank's
@@ -285,24 +323,27 @@ class FlatStore final : public ParamStore {
     // optim_grads_params: the gathered parameters, compute type or codes [elements]; undefined while not
     // gathered.
     Tensor full;
-    // Gradients, fp32 [elements]. Sharded gradients: defined only while the weight gradients of a micro-batch
-    // are computed.
+    // Weight gradients are added to this tensor, fp32 [elements]. It is `sum`, or with has_wgrad_buffer() the
+    // buffer of its own that is defined only while the weight gradients of a micro-batch are computed.
     Tensor gradients;
-    // Sharded gradients: this rank's slice of the reduced gradients, fp32 [elements / S].
+    // The gradients, in Options::main_grads: [elements], or sharded this rank's slice of the sums over
+    // `shard`, [elements / S].
     Tensor sum;
     // The elements whose gradients are summed over `tensor`, and those over `kv_replicas`.
     std::vector<FlatRange> partial, replicated;
     // Number of parameters whose gradients are not ready yet in this step.
     int waiting = 0;
-    // The reduction of this step was started; sharded gradients: `sum` holds gradients of this step.
+    // The reduction of this step was started; of sharded gradients, that over `replica`.
     bool reduced = false;
+    // With has_wgrad_buffer(): `sum` holds gradients of this step.
+    bool summed = false;
     // Pending all-gather over `replica` into this rank's slice of `values` or `codes`.
     std::optional<comm::PendingTransfers> replica_gather;
     // Pending all-gather over `shard` into `values`, `codes` or `full`.
     std::optional<comm::PendingTransfers> gather;
     // Pending all-gather of the reduced gradients.
     std::optional<comm::PendingTransfers> gradient_gather;
-    // The buffer of `gradient_gather`: `gradients`, or a tensor of Options::reduce.
+    // The buffer of `gradient_gather`: `sum`, or a tensor of sent_type().
     Tensor in_flight;
   };
   // A parameter that is kept in 4 bits.
@@ -316,13 +357,15 @@ class FlatStore final : public ParamStore {
   // A reduction of the gradients of a bucket that was started and is not finished.
   struct PendingReduction {
     size_t bucket;
-    // The gradients to reduce over `shard`, fp32 [elements]; undefined if that is done, and only sums over
-    // `replica` or `embedding` remain.
+    // The gradients to reduce over `shard`, [elements]: Bucket::sum, or sharded the fp32 ones of a
+    // micro-batch. Undefined if that is done, and only sums over `replica` or `embedding` remain.
     Tensor gradients;
-    // The buffer that is sent over `shard`, and this rank's slice of its sum, in Options::reduce.
+    // The buffer that is sent over `shard`, and this rank's slice of its sum, in sent_type().
     Tensor in_flight, sum;
     // The reduce-scatter over `shard`.
     std::optional<comm::Reduction> over_shard;
+    // Sharded gradients: no micro-batch of this step adds to the bucket any more.
+    bool last = false;
     // Further reductions on the communication queue, and their buffers, which are kept until the compute
     // queue waits for `complete`.
     std::vector<comm::Reduction> reductions;
@@ -337,9 +380,12 @@ class FlatStore final : public ParamStore {
   const Bucket& bucket_of(const Parameter& parameter) const {
     return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
   }
+  const GridSharding& sharding_of(ParameterGrid grid) const {
+    return grid == ParameterGrid::expert ? expert_ : dense_;
+  }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
   // The elements of a bucket that belong to this rank of `shard` (1 / S of them).
-  FlatRange slice_of(const BucketPlan& plan) const;
+  static FlatRange slice_of(const Bucket& bucket);
   // The elements of `owned` whose main parameters and moments lie on the device.
   static FlatRange kept(const Bucket& bucket) {
     return {bucket.owned.begin, bucket.owned.count - bucket.offloaded.count};
@@ -351,6 +397,15 @@ class FlatStore final : public ParamStore {
   // The reduced gradients of slice_of() or, without sharding, of the bucket.
   Tensor slice_gradients(const Bucket& bucket) const;
   bool has_main_params() const { return options_.main != options_.compute; }
+  // Whether weight gradients of a micro-batch are computed in a buffer of their own and then added to
+  // Bucket::sum.
+  bool has_wgrad_buffer(const Bucket& bucket) const {
+    return bucket.grid->shards_gradients || options_.main_grads != DType::f32;
+  }
+  // Type in which gradients are sent; those in 16 bits are sent as they are.
+  DType sent_type(const Tensor& gradients) const {
+    return gradients.dtype() == DType::f32 ? options_.reduce : gradients.dtype();
+  }
   // The ranges of the parameters in `elements`, which this rank owns, relative to their beginning.
   std::vector<kernels::UpdateRange> update_ranges(const Bucket& bucket, const FlatRange& elements) const;
   void add_ranges(const Bucket& bucket, size_t index, const FlatRange& elements,
@@ -358,6 +413,7 @@ class FlatStore final : public ParamStore {
   void add_matrices(const Bucket& bucket, optim::FlatBuffer& buffer) const;
   void make_bucket(const BucketPlan& plan);
   void make_main_parameters(Bucket& bucket);
+  static void require_dense(const Parameter& parameter, const char* format);
   void make_quantized();
   void make_low_precision();
   void make_parameter_shards();
@@ -366,9 +422,13 @@ class FlatStore final : public ParamStore {
                                  const FlatRange& owned) const;
   // Copies the main parameters in host memory to the parameters on the device.
   void upload_parameters();
-  // Report to the observer the start of a collective over `shard`, whose full tensor has `bytes`, and the
+  // Report to the observer the start of a collective over `shard` in which this rank sends `bytes`, and the
   // time that is spent in waiting for it.
   void trace_start(const std::string& what, int64_t bytes) const;
+  // The bytes that a rank sends in a reduce-scatter or all-gather over `shard` of a tensor with `bytes`.
+  static int64_t sent_over_shard(const Bucket& bucket, int64_t bytes) {
+    return bytes / bucket.grid->shards * (bucket.grid->shards - 1);
+  }
   TraceScope trace_wait(const std::string& what) const;
 
   // flat_store.cpp: parameters
@@ -384,7 +444,7 @@ class FlatStore final : public ParamStore {
   Tensor owned_values(const Parameter& parameter) const;
   // This rank's slice of what is gathered of a bucket: of `values` or `codes`.
   Tensor gathered_slice(const Bucket& bucket) const;
-  void start_replica_gather(Bucket& bucket);
+  void start_replica_gather(size_t index);
   // Starts the all-gather of a bucket over `shard` after that over `replica`.
   void start_shard_gather(size_t bucket);
   // The queue after which this rank's slice is complete: communication while the gather over `replica` is
@@ -398,9 +458,13 @@ class FlatStore final : public ParamStore {
 
   // gradients.cpp
   PendingReduction& add_pending(size_t bucket);
+  // Not sharded, with has_wgrad_buffer(): adds the weight gradients of a micro-batch to Bucket::sum.
+  void add_micro_batch(Bucket& bucket);
+  // Not sharded: completes Bucket::sum, with zeros where no weight gradient was computed.
+  void complete_sum(Bucket& bucket);
   void start_reduce(size_t bucket);
   void start_reduce_scatter(PendingReduction& pending);
-  // Adds the sum over `shard` to Bucket::sum, or without sharded gradients stores it in Bucket::gradients.
+  // Adds the sum over `shard` to Bucket::sum, or without sharded gradients stores it there.
   void add_sum(const PendingReduction& pending);
   void start_sums(PendingReduction& pending);
   void finish_oldest_reduction();
@@ -441,12 +505,10 @@ class FlatStore final : public ParamStore {
   std::unique_ptr<HostDevice> host_;
   // The queue of gradient reductions.
   Queue reduce_queue_;
-  // S and R: numbers of ranks of `shard` and of `replica`.
-  int64_t shards_, replicas_;
-  // Whether optimizer state, gradients and parameters are sharded over `shard`.
-  bool shards_state_, shards_gradients_, shards_parameters_;
-  // Whether main parameters and moments are sharded over `replica` too.
-  bool shards_over_replicas_;
+  GridSharding dense_, expert_;
+  // Whether the parameters of any bucket are sharded over `shard`.
+  bool shards_parameters_;
+  bool has_expert_buckets_ = false;
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;

@@ -8,11 +8,15 @@
 
 namespace capstan::parallel {
 
+// Purpose of the transfers of a bucket's gradients.
+static std::string gradients_of_bucket(size_t index) {
+  return "gradients of bucket " + std::to_string(index);
+}
+
 Tensor FlatStore::gradient(const Parameter& parameter) {
   CAPSTAN_ASSERT(is_trainable(parameter), "a gradient of `" + parameter.name() + "`, which is frozen");
   Bucket& bucket = bucket_of(parameter);
-  CAPSTAN_ASSERT(shards_gradients_ || !bucket.reduced,
-                 "a gradient of `" + parameter.name() + "` after its bucket was reduced");
+  CAPSTAN_ASSERT(!bucket.reduced, "a gradient of `" + parameter.name() + "` after its bucket was reduced");
   if (!bucket.gradients.defined()) {
     CategoryScope scope(MemoryCategory::gradients);
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
@@ -39,9 +43,9 @@ void FlatStore::zero_gradients(int64_t step) {
     Bucket& bucket = buckets_[index];
     if (!bucket.plan->trainable) continue;
     finish_gradient_all_gather(index);
-    bucket.reduced = false;
+    bucket.reduced = bucket.summed = false;
     bucket.waiting = static_cast<int>(bucket.plan->parameters.size());
-    if (shards_gradients_)
+    if (has_wgrad_buffer(bucket))
       bucket.gradients = Tensor();
     else
       for (const Parameter* parameter : bucket.plan->parameters)
@@ -49,23 +53,32 @@ void FlatStore::zero_gradients(int64_t step) {
   }
 }
 
-// Sharded gradients: starts to reduce a bucket when the tape has computed the last weight gradient of all its
-// parameters. If another tape has already accumulated gradients in the bucket, they are part of this
-// reduction.
+// With has_wgrad_buffer(): adds the gradients of a bucket to the sum, or starts to reduce them over the ranks
+// before, when the tape has computed the last weight gradient of all its parameters. If another tape has
+// already accumulated gradients in the bucket, they are part of this addition.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const PendingUses& left) {
-  if (!shards_gradients_) return;
   const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
+  if (!has_wgrad_buffer(buckets_[index])) return;
   for (const Parameter* other : buckets_[index].plan->parameters) {
     const auto i = static_cast<size_t>(other->index());
     if (i < left.size() && left[i] > 0) return;
   }
-  if (buckets_[index].gradients.defined()) start_reduce(index);
+  if (!buckets_[index].gradients.defined()) return;
+  if (buckets_[index].grid->shards_gradients)
+    start_reduce(index);
+  else
+    add_micro_batch(buckets_[index]);
 }
 
 void FlatStore::gradient_ready(const Parameter& parameter) {
   const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
-  if (--buckets_[index].waiting == 0 && options_.overlap_grad_reduce && !shards_gradients_)
-    start_reduce(index);
+  Bucket& bucket = buckets_[index];
+  if (--bucket.waiting > 0 || !options_.overlap_grad_reduce) return;
+  if (!bucket.grid->shards_gradients) return start_reduce(index);
+  // tape_gradient_done() has just started the reduction of the last micro-batch over `shard`.
+  if (pending_reductions_.empty()) return;
+  PendingReduction& newest = pending_reductions_.back();
+  newest.last = newest.bucket == index && !newest.complete;
 }
 
 void FlatStore::cast(const Tensor& from, const Tensor& to, Queue queue) {
@@ -97,39 +110,57 @@ FlatStore::PendingReduction& FlatStore::add_pending(size_t index) {
   return pending;
 }
 
+void FlatStore::add_micro_batch(Bucket& bucket) {
+  const Tensor gradients = std::exchange(bucket.gradients, Tensor());
+  if (!std::exchange(bucket.summed, true)) return cast(gradients, bucket.sum, Queue::compute);
+  launch(device_, device_.table().elementwise->add, bucket.sum, gradients, bucket.sum, gradients.elements());
+}
+
+void FlatStore::complete_sum(Bucket& bucket) {
+  if (!has_wgrad_buffer(bucket)) {
+    // gradient() zeroes gradients that are still uninitialized.
+    for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);
+    return;
+  }
+  if (bucket.gradients.defined()) add_micro_batch(bucket);
+  if (!std::exchange(bucket.summed, true))
+    launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
+}
+
 void FlatStore::start_reduce(size_t index) {
   PendingReduction& pending = add_pending(index);
   Bucket& bucket = buckets_[index];
-  // gradient() zeroes gradients that are still uninitialized.
-  if (!shards_gradients_)
-    for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);
-  if (watch_) watch_(bucket.gradients);
-  pending.gradients = bucket.gradients;
-  if (shards_gradients_) bucket.gradients = Tensor();
-  all_reduce_ranges(groups_.tensor, pending, bucket.partial);
+  const GridSharding& grid = *bucket.grid;
+  if (!grid.shards_gradients) complete_sum(bucket);
+  pending.gradients = grid.shards_gradients ? std::exchange(bucket.gradients, Tensor()) : bucket.sum;
+  if (watch_) watch_(pending.gradients);
+  all_reduce_ranges(grid.groups.tensor, pending, bucket.partial);
   all_reduce_ranges(groups_.kv_replicas, pending, bucket.replicated);
-  if (!shards_gradients_) bucket.reduced = true;
-  if (shards_ > 1) start_reduce_scatter(pending);
+  if (!grid.shards_gradients) bucket.reduced = true;
+  if (grid.shards > 1) start_reduce_scatter(pending);
   // After the transfer of this bucket, so that it waits for none of these sums.
   for (PendingReduction& earlier : pending_reductions_)
     if (&earlier != &pending) start_sums(earlier);
-  if (shards_ > 1) trace_start("reduce bucket " + std::to_string(index), pending.in_flight.bytes());
-  const bool done = reduce_queue_ == Queue::compute && shards_ == 1;
+  if (grid.shards > 1)
+    trace_start("reduce bucket " + std::to_string(index), sent_over_shard(bucket, pending.in_flight.bytes()));
+  const bool done = reduce_queue_ == Queue::compute && grid.shards == 1;
   if (!options_.overlap_grad_reduce || done) finish_oldest_reduction();
 }
 
 void FlatStore::start_reduce_scatter(PendingReduction& pending) {
   pending.in_flight = pending.gradients;
-  if (options_.reduce != DType::f32) {
-    pending.in_flight = reduce_buffer(pending, pending.gradients.elements(), options_.reduce);
+  if (const DType sent = sent_type(pending.gradients); sent != pending.gradients.dtype()) {
+    pending.in_flight = reduce_buffer(pending, pending.gradients.elements(), sent);
     cast(pending.gradients, pending.in_flight, reduce_queue_);
   }
-  const FlatRange mine = slice_of(*buckets_[pending.bucket].plan);
+  const Bucket& bucket = buckets_[pending.bucket];
+  const FlatRange mine = slice_of(bucket);
   pending.sum = pending.in_flight.flat_range(mine.begin, mine.count, {mine.count});
   // Without earlier work on the reduce queue, the bucket only waits for the compute queue.
   const Queue written_on = pending.buffers.empty() ? Queue::compute : reduce_queue_;
-  pending.over_shard.emplace(comm::Reduction::reduce_scatter(*groups_.shard, pending.in_flight, pending.sum,
-                                                             reduce_queue_, written_on));
+  pending.over_shard.emplace(comm::Reduction::reduce_scatter(*bucket.grid->groups.shard, pending.in_flight,
+                                                             pending.sum, reduce_queue_, written_on,
+                                                             gradients_of_bucket(pending.bucket)));
 }
 
 // Queues all that remains of the reduction on the communication queue.
@@ -137,7 +168,7 @@ void FlatStore::start_sums(PendingReduction& pending) {
   if (reduce_queue_ == Queue::compute || pending.complete) return;
   if (pending.over_shard) pending.over_shard->start_sum();
   add_sum(pending);
-  if (!shards_gradients_) finish_bucket(pending);
+  finish_bucket(pending);
   pending.complete = device_.record(reduce_queue_);
 }
 
@@ -145,11 +176,12 @@ void FlatStore::add_sum(const PendingReduction& pending) {
   if (!pending.over_shard) return;
   const Queue queue = reduce_queue_;
   Bucket& bucket = buckets_[pending.bucket];
-  const FlatRange mine = slice_of(*bucket.plan);
+  const bool sharded = bucket.grid->shards_gradients;
+  const FlatRange mine = slice_of(bucket);
   const Tensor slice = pending.gradients.flat_range(mine.begin, mine.count, {mine.count});
-  if (shards_gradients_ && !std::exchange(bucket.reduced, true)) return cast(pending.sum, bucket.sum, queue);
-  if (options_.reduce != DType::f32) cast(pending.sum, slice, queue);
-  if (shards_gradients_)
+  if (sharded && !std::exchange(bucket.summed, true)) return cast(pending.sum, bucket.sum, queue);
+  if (pending.sum.dtype() != slice.dtype()) cast(pending.sum, slice, queue);
+  if (sharded)
     launch(device_, queue, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
 }
 
@@ -165,7 +197,7 @@ void FlatStore::finish_oldest_reduction() {
   else
     add_sum(pending);
   if (traced) traced->end();
-  if (!pending.complete && !shards_gradients_) finish_bucket(pending);
+  if (!pending.complete) finish_bucket(pending);
   pending_reductions_.pop_front();
 }
 FlatStore::~FlatStore() {
@@ -177,58 +209,68 @@ void FlatStore::finish_reductions() {
   while (!pending_reductions_.empty()) finish_oldest_reduction();
 }
 
-// Unsharded gradients: reduces this rank's slice over `replica`, and without sharding starts the all-gather
-// of the slices.
+// After the last sum over `shard` of a step: reduces this rank's slice over `replica`, and without sharding
+// starts the all-gather of the slices.
 void FlatStore::finish_bucket(PendingReduction& pending) {
   Bucket& bucket = buckets_[pending.bucket];
-  const FlatRange mine = slice_of(*bucket.plan);
-  if (replicas_ > 1)
-    sum_over_replicas(pending, bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
-  if (!shards_state_ && shards_ > 1) start_gradient_all_gather(pending.bucket);
+  const GridSharding& grid = *bucket.grid;
+  if (grid.shards_gradients && !pending.last) return;
+  bucket.reduced = true;
+  const FlatRange mine = slice_of(bucket);
+  if (grid.replicas > 1)
+    sum_over_replicas(pending, grid.shards_gradients
+                                   ? bucket.sum
+                                   : bucket.sum.flat_range(mine.begin, mine.count, {mine.count}));
+  if (!grid.shards_state && grid.shards > 1) start_gradient_all_gather(pending.bucket);
 }
 
 void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice) {
   const Queue queue = reduce_queue_;
   Tensor in_flight = slice;
-  if (options_.reduce != DType::f32) {
-    in_flight = reduce_buffer(pending, slice.elements(), options_.reduce);
+  const DType sent = sent_type(slice);
+  if (sent != slice.dtype()) {
+    in_flight = reduce_buffer(pending, slice.elements(), sent);
     cast(slice, in_flight, queue);
   }
-  comm::Communicator& group = *groups_.replica;
+  const GridSharding& grid = *buckets_[pending.bucket].grid;
+  comm::Communicator& group = *grid.groups.replica;
   const int64_t n = in_flight.elements() / group.size();
-  add_reduction(pending,
-                shards_over_replicas_
-                    ? comm::Reduction::reduce_scatter(
-                          group, in_flight, in_flight.flat_range(group.rank() * n, n, {n}), queue, queue)
-                    : comm::Reduction::all_reduce(group, in_flight, queue, queue));
-  if (options_.reduce != DType::f32) cast(in_flight, slice, queue);
+  add_reduction(
+      pending,
+      grid.shards_over_replicas
+          ? comm::Reduction::reduce_scatter(group, in_flight, in_flight.flat_range(group.rank() * n, n, {n}),
+                                            queue, queue, gradients_of_bucket(pending.bucket))
+          : comm::Reduction::all_reduce(group, in_flight, queue, queue, gradients_of_bucket(pending.bucket)));
+  if (sent != slice.dtype()) cast(in_flight, slice, queue);
 }
 
 void FlatStore::start_gradient_all_gather(size_t index) {
   Bucket& bucket = buckets_[index];
-  const FlatRange mine = slice_of(*bucket.plan);
-  bucket.in_flight = bucket.gradients;
-  if (options_.reduce != DType::f32) {
+  const FlatRange mine = slice_of(bucket);
+  bucket.in_flight = bucket.sum;
+  if (const DType sent = sent_type(bucket.sum); sent != bucket.sum.dtype()) {
     CategoryScope scope(MemoryCategory::workspace);
-    bucket.in_flight = Tensor::empty(device_, bucket.gradients.shape(), options_.reduce);
+    bucket.in_flight = Tensor::empty(device_, bucket.sum.shape(), sent);
     follow_compute();
-    cast(bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}),
+    cast(bucket.sum.flat_range(mine.begin, mine.count, {mine.count}),
          bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), reduce_queue_);
   }
-  bucket.gradient_gather = groups_.shard->channel().start(
-      comm::TransferBatch().all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
-                                       bucket.in_flight),
+  bucket.gradient_gather = bucket.grid->groups.shard->channel().start(
+      comm::TransferBatch()
+          .all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), bucket.in_flight)
+          .purpose(gradients_of_bucket(index)),
       reduce_queue_);
-  trace_start("all_gather gradients, bucket " + std::to_string(index), bucket.in_flight.bytes());
+  trace_start("all_gather gradients, bucket " + std::to_string(index),
+              sent_over_shard(bucket, bucket.in_flight.bytes()));
 }
 
 void FlatStore::finish_gradient_all_gather(size_t index) {
   Bucket& bucket = buckets_[index];
   if (!bucket.gradient_gather) return;
   TraceScope traced = trace_wait("all_gather gradients, bucket " + std::to_string(index));
-  if (options_.reduce != DType::f32) {
+  if (bucket.in_flight.dtype() != bucket.sum.dtype()) {
     bucket.gradient_gather->wait(reduce_queue_);
-    cast(bucket.in_flight, bucket.gradients, reduce_queue_);
+    cast(bucket.in_flight, bucket.sum, reduce_queue_);
     if (reduce_queue_ != Queue::compute) device_.wait_for(Queue::compute, *device_.record(reduce_queue_));
   }
   bucket.gradient_gather->wait();
@@ -242,11 +284,12 @@ void FlatStore::finish_gradients() {
     // The all-gather of a bucket whose parameters were not used in this step is still pending.
     finish_gather(index);
     const Bucket& bucket = buckets_[index];
-    if (bucket.plan->trainable && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
+    if (bucket.plan->trainable &&
+        (bucket.grid->shards_gradients ? bucket.gradients.defined() : !bucket.reduced))
       start_reduce(index);
   }
   start_pending_sums();
-  if (shards_gradients_) reduce_over_replicas();
+  reduce_over_replicas();
   reduce_tied();
   finish_reductions();
   for (size_t index = 0; index < buckets_.size(); ++index)
@@ -265,15 +308,15 @@ void FlatStore::end_reduction(PendingReduction& pending) {
     pending.complete = device_.record(reduce_queue_);
 }
 
-// Sharded gradients: zeroes those of buckets that no micro-batch has reduced, and reduces all buckets over
-// `replica`.
+// Sharded gradients: zeroes those of buckets that no micro-batch has reduced, and reduces over `replica` what
+// is left; with overlap_grad_reduce the buckets whose parameters no micro-batch has used.
 void FlatStore::reduce_over_replicas() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
-    if (!bucket.plan->trainable) continue;
-    if (!std::exchange(bucket.reduced, true))
+    if (!bucket.plan->trainable || !bucket.grid->shards_gradients) continue;
+    if (!std::exchange(bucket.summed, true))
       launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
-    if (replicas_ == 1) continue;
+    if (bucket.grid->replicas == 1 || bucket.reduced) continue;
     PendingReduction& pending = add_pending(index);
     sum_over_replicas(pending, bucket.sum);
     end_reduction(pending);
@@ -316,14 +359,17 @@ void FlatStore::all_reduce_ranges(comm::Communicator* group, PendingReduction& p
   if (padded > total)
     launch(device_, queue, device_.table().elementwise->fill,
            together.flat_range(total, padded - total, {padded - total}), 0.0f, padded - total);
-  add_reduction(pending, comm::Reduction::all_reduce(*group, together, queue, queue));
+  add_reduction(pending, comm::Reduction::all_reduce(*group, together, queue, queue,
+                                                     gradients_of_bucket(pending.bucket)));
   copy(true);
 }
 
-void FlatStore::all_reduce_statistics(const Tensor& values) {
-  if (shards_state_) comm::all_reduce_numbers(*groups_.shard, values);
-  if (shards_over_replicas_) comm::all_reduce_numbers(*groups_.replica, values);
-  if (groups_.model) comm::all_reduce_numbers(*groups_.model, values);
+void FlatStore::all_reduce_statistics(const Tensor& values, ParameterGrid grid) {
+  const GridSharding& sharding = sharding_of(grid);
+  const GridGroups& groups = sharding.groups;
+  if (sharding.shards_state) comm::all_reduce_numbers(*groups.shard, values);
+  if (sharding.shards_over_replicas) comm::all_reduce_numbers(*groups.replica, values);
+  if (groups.model) comm::all_reduce_numbers(*groups.model, values);
 }
 
 }  // namespace capstan::parallel

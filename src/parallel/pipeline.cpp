@@ -1,9 +1,12 @@
 #include "parallel/pipeline.hpp"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
+#include <span>
 #include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
 #include "comm/channel.hpp"
@@ -15,23 +18,25 @@ namespace {
 class Runner {
  public:
   Runner(const PipelineShape& shape, const PipelineComm& links, StageComputation& stages)
-      : shape_(shape), links_(links), stages_(stages), rank_(links.rank) {}
+      : map_(shape.stages()), links_(links), stages_(stages), rank_(links.rank) {}
 
   void run(const std::vector<PipelineAction>& actions) {
     for (size_t i = 0; i < actions.size(); ++i) {
       const PipelineAction& action = actions[i];
+      if (action.kind == ActionKind::weight_gradients) {
+        stages_.weight_gradients(action.micro_batch, action.chunk);
+        continue;
+      }
       const Tensor input = arrived(action);
-      if (links_.overlap_p2p && i + 1 < actions.size()) start_receive(actions[i + 1]);
-      CAPSTAN_ASSERT(action.kind != ActionKind::weight_gradients,
-                     "a schedule with separate weight gradients");
+      if (links_.overlap_p2p) start_next_receive(std::span(actions).subspan(i + 1));
       const Tensor output = action.kind == ActionKind::forward
                                 ? stages_.forward(action.micro_batch, action.chunk, input)
                                 : stages_.backward(action.micro_batch, action.chunk, input);
       send_on(action, output);
     }
-    // In the order of their start.
-    for (auto* const sent : {&sent_forward_, &sent_backward_})
-      for (comm::PendingTransfers& one : *sent) one.wait();
+    // On each link in the order of their start.
+    for (auto& [link, sent] : sent_)
+      for (comm::PendingTransfers& one : sent) one.wait();
   }
 
  private:
@@ -45,10 +50,10 @@ class Runner {
     int64_t rank, chunk;
   };
 
-  int64_t stage_of(int64_t chunk) const { return chunk * shape_.ranks + rank_; }
+  int64_t stage_of(int64_t chunk) const { return map_.stage_of(rank_, chunk); }
   std::optional<Neighbor> at_stage(int64_t stage) const {
-    if (stage < 0 || stage >= shape_.ranks * shape_.chunks) return std::nullopt;
-    return Neighbor{stage % shape_.ranks, stage / shape_.ranks};
+    if (stage < 0 || stage >= map_.stages()) return std::nullopt;
+    return Neighbor{map_.rank_of(stage), map_.chunk_of(stage)};
   }
   // The neighbors from which an action receives hidden states (or a gradient), and to which it sends its own.
   std::optional<Neighbor> source(const PipelineAction& action) const {
@@ -58,23 +63,34 @@ class Runner {
     return at_stage(stage_of(action.chunk) + (action.kind == ActionKind::forward ? 1 : -1));
   }
   // Both ends of a link send and receive in the order of the schedule: nothing else matches them.
-  const comm::StageLinks& links(const PipelineAction& action) const {
-    return action.kind == ActionKind::forward ? links_.forward : links_.backward;
+  comm::TensorChannel& link(const PipelineAction& action, int64_t from, int64_t to) const {
+    using enum comm::Mesh::PipelineDirection;
+    return links_.mesh->stage_link(action.kind == ActionKind::forward ? forward : backward, from, to)
+        .channel();
   }
   bool sharded_transfer(const Tensor& hidden_states) const {
     return !links_.tensor.is_single() && !links_.tensor.sequence &&
            hidden_states.size(0) % links_.tensor.size() == 0;
   }
 
+  // "hidden states 3", "gradient 0": what an action receives and sends, of which micro-batch.
+  static std::string transferred(const PipelineAction& action) {
+    return (action.kind == ActionKind::forward ? "hidden states " : "gradient ") +
+           std::to_string(action.micro_batch);
+  }
   template <class Transfer>
   void traced(const char* what, const PipelineAction& action, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
-    TraceScope scope(*links_.context, 'C',
-                     std::string(what) +
-                         (action.kind == ActionKind::forward ? " hidden states " : " gradient ") +
-                         std::to_string(action.micro_batch));
+    TraceScope scope(*links_.context, 'C', std::string(what) + " " + transferred(action));
     transfer();
     scope.end();
+  }
+
+  // Weight gradients receive nothing.
+  void start_next_receive(std::span<const PipelineAction> actions) {
+    const auto next = std::ranges::find_if(
+        actions, [](const PipelineAction& a) { return a.kind != ActionKind::weight_gradients; });
+    if (next != actions.end()) start_receive(*next);
   }
 
   void start_receive(const PipelineAction& action) {
@@ -88,8 +104,10 @@ class Runner {
       shard = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
     Incoming incoming{{}, shard, full};
     traced("start receive of", action, [&] {
-      incoming.transfers =
-          links(action).in->channel().start(comm::TransferBatch().receive(shard, comm::StageLinks::kSender));
+      incoming.transfers = link(action, from->rank, rank_)
+                               .start(comm::TransferBatch()
+                                          .receive(shard, comm::StageLink::kSender)
+                                          .purpose(transferred(action)));
     });
     incoming_.emplace(key, std::move(incoming));
   }
@@ -131,34 +149,37 @@ class Runner {
       const int64_t rows = hidden_states.size(0) / links_.tensor.size();
       shard = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
     }
-    auto& sent = action.kind == ActionKind::forward ? sent_forward_ : sent_backward_;
+    auto& sent = sent_[{action.kind, to->rank}];
     if (sent.size() == kPendingSends) {
       sent.front().wait();
       sent.pop_front();
     }
     traced("send", action, [&] {
-      sent.push_back(
-          links(action).out->channel().start(comm::TransferBatch().send(shard, comm::StageLinks::kReceiver)));
+      sent.push_back(link(action, rank_, to->rank)
+                         .start(comm::TransferBatch()
+                                    .send(shard, comm::StageLink::kReceiver)
+                                    .purpose(transferred(action))));
     });
   }
 
-  const PipelineShape& shape_;
+  const comm::StageMap map_;
   const PipelineComm& links_;
   StageComputation& stages_;
   int64_t rank_;
   std::map<Key, Incoming> incoming_;
   std::map<Key, Tensor> own_;
-  // The last tensors sent in each direction.
-  std::deque<comm::PendingTransfers> sent_forward_, sent_backward_;
+  // The last tensors sent over each link: hidden states or gradients, to a rank.
+  std::map<std::pair<ActionKind, int64_t>, std::deque<comm::PendingTransfers>> sent_;
 };
 
 }  // namespace
 
+void StageComputation::weight_gradients(int64_t, int64_t) {
+  fail(ErrorCode::internal, "internal error: weight gradients in a computation without them");
+}
+
 PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& tensor) {
-  return {.rank = mesh.index(comm::Axis::pp),
-          .forward = mesh.stage_links(comm::Mesh::PipelineDirection::forward),
-          .backward = mesh.stage_links(comm::Mesh::PipelineDirection::backward),
-          .tensor = tensor};
+  return {.rank = mesh.index(comm::Axis::pp), .mesh = &mesh, .tensor = tensor};
 }
 
 void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,

@@ -17,18 +17,19 @@ class StageComputation {
   // gradient has the same shape.
   virtual Tensor make_hidden_states(int64_t micro_batch) = 0;
   virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) = 0;
-  // Computes weight gradients too.
+  // Computes weight gradients too, unless the schedule has actions of their own for them.
   virtual Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) = 0;
+  virtual void weight_gradients(int64_t micro_batch, int64_t chunk);
 };
 
 struct PipelineComm {
-  // This rank's position in the pipeline, and its links to the stages beside it.
+  // This rank's position in the pipeline, and the mesh with its links to the stages beside it.
   int64_t rank = 0;
-  comm::StageLinks forward, backward;
+  const comm::Mesh* mesh = nullptr;
   // Tensor ranks that hold the same rows each send an equal part of them, and gather the parts that they
   // receive.
   ops::TensorParallel tensor;
-  // The input of the next action is received while this one computes.
+  // The input of the next action that receives one is received while this one computes.
   bool overlap_p2p = true;
   // Context whose observer receives the events "start receive of hidden states 3", "wait for gradient 0",
   // "send hidden states 2"; may be null.
@@ -39,9 +40,9 @@ PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& te
 
 inline constexpr size_t kPendingSends = 2;
 
-// An action sends its output as soon as it is computed. Up to kPendingSends tensors are under way in each
-// direction, so that a stage computes on while the next one has not received yet; a further send first waits
-// for the oldest. For each micro-batch and direction, the tensor ranks of a stage together send the bytes of
+// An action sends its output as soon as it is computed. Up to kPendingSends tensors are under way on each
+// link, so that a stage computes on while the next one has not received yet; a further send first waits for
+// the oldest. For each micro-batch and direction, the tensor ranks of a stage together send the bytes of
 // the hidden states.
 void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,
                  const PipelineComm& links, StageComputation& stages);

@@ -1,6 +1,10 @@
 #include "parallel/schedule.hpp"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -24,13 +28,30 @@ std::vector<Position> forward_order(const PipelineShape& s) {
   return order;
 }
 
-void check(const PipelineShape& s) {
+void check_sizes(const PipelineShape& s) {
   if (s.ranks < 1 || s.chunks < 1 || s.micro_batches < 1)
     fail(ErrorCode::config, "a pipeline needs at least one rank, chunk and micro-batch, not " +
                                 std::to_string(s.ranks) + " ranks, " + std::to_string(s.chunks) +
                                 " chunks and " + std::to_string(s.micro_batches) + " micro-batches");
-  if (s.chunks > 1 && s.all_forward_first)
-    fail(ErrorCode::config, "all forward passes first: " + std::to_string(s.chunks) +
+  const comm::StageMap stages = s.stages();
+  if (stages.ranks() != s.ranks || stages.chunks() != s.chunks)
+    fail(ErrorCode::config, "a map of " + std::to_string(stages.stages()) + " stages over " +
+                                std::to_string(stages.ranks()) + " ranks for " + std::to_string(s.ranks) +
+                                " ranks with " + std::to_string(s.chunks) + " chunks");
+}
+
+void check_chunks(const PipelineShape& s) {
+  using enum config::PipelineSchedule;
+  if (s.order == zb_v) {
+    bool v_shaped = s.chunks == 2;
+    const comm::StageMap stages = s.stages();
+    for (int64_t stage = 0; v_shaped && stage < stages.stages(); ++stage)
+      v_shaped = stages.rank_of(stage) == std::min(stage, 2 * s.ranks - 1 - stage);
+    if (!v_shaped) fail(ErrorCode::config, "zb_v needs stage r and stage 2 P - 1 - r on each of P ranks r");
+    return;
+  }
+  if (s.chunks > 1 && (s.order == gpipe || s.order == zb_h1))
+    fail(ErrorCode::config, std::string(config::enum_name(s.order)) + ": " + std::to_string(s.chunks) +
                                 " chunks on a rank are for interleaved schedules");
   if (s.chunks > 1 && s.group < s.ranks)
     fail(ErrorCode::config,
@@ -46,40 +67,114 @@ void check(const PipelineShape& s) {
          "a number of micro-batches that groups of " + std::to_string(s.group) + " divide");
 }
 
+// GPipe, 1F1B and interleaved 1F1B.
+std::vector<PipelineAction> joined_actions(const PipelineShape& s, const std::vector<Position>& order,
+                                           int64_t rank) {
+  const auto total = static_cast<int64_t>(order.size());
+  std::vector<PipelineAction> actions;
+  actions.reserve(static_cast<size_t>(2 * total));
+  const int64_t after = s.ranks - rank - 1;
+  int64_t warm_up = std::min(total, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group);
+  if (s.order == config::PipelineSchedule::gpipe) warm_up = total;
+  int64_t forward = 0, backward = 0;
+  const auto go_forward = [&] {
+    const Position p = order[static_cast<size_t>(forward++)];
+    actions.push_back({ActionKind::forward, p.micro_batch, p.chunk});
+  };
+  // The same order, from the last chunk to the first.
+  const auto go_backward = [&] {
+    const Position p = order[static_cast<size_t>(backward++)];
+    actions.push_back({ActionKind::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
+  };
+  while (forward < warm_up) go_forward();
+  while (forward < total) go_forward(), go_backward();
+  while (backward < total) go_backward();
+  return actions;
+}
+
+// Appends the actions of each kind and chunk in the order of the micro-batches.
+class ActionList {
+ public:
+  void forward(int32_t chunk) { add(ActionKind::forward, chunk); }
+  void backward(int32_t chunk) { add(ActionKind::backward, chunk); }
+  void weight_gradients(int32_t chunk) { add(ActionKind::weight_gradients, chunk); }
+  void full_backward(int32_t chunk) { backward(chunk), weight_gradients(chunk); }
+  int64_t forwards(size_t chunk) const { return counts_[0][chunk]; }
+  int64_t backwards(size_t chunk) const { return counts_[1][chunk]; }
+  // Backward passes without their weight gradients.
+  int64_t pending(size_t chunk) const { return counts_[1][chunk] - counts_[2][chunk]; }
+  // The actions of the first `micro_batches`.
+  std::vector<PipelineAction> take(int64_t micro_batches) {
+    std::erase_if(actions_, [=](const PipelineAction& a) { return a.micro_batch >= micro_batches; });
+    return std::move(actions_);
+  }
+
+ private:
+  void add(ActionKind kind, int32_t chunk) {
+    actions_.push_back({kind, counts_[static_cast<size_t>(kind)][static_cast<size_t>(chunk)]++, chunk});
+  }
+  std::vector<PipelineAction> actions_;
+  // Actions of each kind and chunk so far.
+  std::array<std::array<int32_t, 2>, 3> counts_{};
+};
+
+std::vector<PipelineAction> zb_h1_actions(const PipelineShape& s, int64_t rank) {
+  ActionList list;
+  while (list.forwards(0) < std::min(s.ranks - rank - 1, s.micro_batches)) list.forward(0);
+  while (list.forwards(0) < s.micro_batches) {
+    list.forward(0), list.backward(0);
+    if (list.pending(0) > rank) list.weight_gradients(0);
+  }
+  // A backward pass arrives after the time of a backward and a forward pass: weight gradients take its place.
+  while (list.backwards(0) < s.micro_batches) list.full_backward(0);
+  while (list.pending(0) > 0) list.weight_gradients(0);
+  return list.take(s.micro_batches);
+}
+
+// The schedule of at least 2 P - 1 micro-batches, which fill the V; the actions of those that do not exist
+// are left out.
+std::vector<PipelineAction> zb_v_actions(const PipelineShape& s, int64_t rank) {
+  const int64_t total = std::max(s.micro_batches, 2 * s.ranks - 1), after = s.ranks - rank;
+  ActionList list;
+  for (int64_t i = 0; i < 2 * after - 1; ++i) list.forward(0);
+  for (int64_t i = 0; i < rank; ++i) list.forward(1), list.forward(0);
+  for (int64_t i = 0; i < after; ++i) list.forward(1), list.full_backward(1);
+  while (list.forwards(1) < total) {
+    if (list.forwards(0) < total) list.forward(0);
+    list.full_backward(0), list.forward(1), list.full_backward(1);
+  }
+  for (int64_t i = 0; i < rank; ++i) list.backward(0), list.backward(1);
+  for (int64_t i = 0; i < after; ++i) list.full_backward(0);
+  for (const int32_t chunk : {1, 0})
+    while (list.pending(static_cast<size_t>(chunk)) > 0) list.weight_gradients(chunk);
+  return list.take(s.micro_batches);
+}
+
 }  // namespace
 
 Schedule make_schedule(const PipelineShape& shape) {
-  check(shape);
+  using enum config::PipelineSchedule;
+  check_sizes(shape);
+  check_chunks(shape);
   PipelineShape s = shape;
   if (s.chunks == 1) s.group = s.micro_batches;
-  const std::vector<Position> order = forward_order(s);
-  const auto total = static_cast<int64_t>(order.size());
-  Schedule schedule(static_cast<size_t>(s.ranks));
-  for (int64_t rank = 0; rank < s.ranks; ++rank) {
-    auto& actions = schedule[static_cast<size_t>(rank)];
-    actions.reserve(static_cast<size_t>(2 * total));
-    const int64_t after = s.ranks - rank - 1;
-    const int64_t warm_up =
-        s.all_forward_first ? total
-                            : std::min(total, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group);
-    int64_t forward = 0, backward = 0;
-    const auto go_forward = [&] {
-      const Position p = order[static_cast<size_t>(forward++)];
-      actions.push_back({ActionKind::forward, p.micro_batch, p.chunk});
-    };
-    // The same order, from the last chunk to the first.
-    const auto go_backward = [&] {
-      const Position p = order[static_cast<size_t>(backward++)];
-      actions.push_back({ActionKind::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
-    };
-    while (forward < warm_up) go_forward();
-    while (forward < total) go_forward(), go_backward();
-    while (backward < total) go_backward();
-  }
+  const std::vector<Position> order =
+      s.separates_weight_gradients() ? std::vector<Position>() : forward_order(s);
+  Schedule schedule;
+  for (int64_t rank = 0; rank < s.ranks; ++rank)
+    schedule.push_back(s.order == zb_h1  ? zb_h1_actions(s, rank)
+                       : s.order == zb_v ? zb_v_actions(s, rank)
+                                         : joined_actions(s, order, rank));
   return schedule;
 }
 
-static std::string action_text(size_t rank, const PipelineAction& action) {
+ActionTicks usual_ticks(const PipelineShape& shape) {
+  return shape.separates_weight_gradients() ? ActionTicks{1, 1, 1} : ActionTicks{1, 2, 0};
+}
+
+namespace {
+
+std::string action_text(size_t rank, const PipelineAction& action) {
   const char* kind = action.kind == ActionKind::forward    ? "forward"
                      : action.kind == ActionKind::backward ? "backward"
                                                            : "weight gradients";
@@ -87,76 +182,167 @@ static std::string action_text(size_t rank, const PipelineAction& action) {
          std::to_string(action.chunk) + " on rank " + std::to_string(rank);
 }
 
-ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, ActionTicks ticks) {
-  ScheduleRun run;
-  run.lengths = ticks;
-  const auto ranks = static_cast<size_t>(s.ranks);
-  if (schedule.size() != ranks) {
-    run.problem =
-        std::to_string(schedule.size()) + " lists of actions for " + std::to_string(s.ranks) + " ranks";
-    return run;
+// Runs the lists of actions by the clock.
+class Simulation {
+ public:
+  Simulation(const PipelineShape& shape, const Schedule& schedule, ScheduleRun& run)
+      : s_(shape), schedule_(schedule), run_(run), stages_(shape.stages()) {
+    for (auto& ended : ended_) ended.assign(static_cast<size_t>(stages_.stages() * s_.micro_batches), kNever);
+    const size_t ranks = schedule.size();
+    next_.assign(ranks, 0);
+    free_at_.assign(ranks, 0), held_.assign(ranks, 0), live_.assign(ranks, 0);
+    run.start.resize(ranks);
+    for (auto* values : {&run.idle, &run.idle_between, &run.live, &run.held}) values->assign(ranks, 0);
   }
-  const int64_t stages = s.ranks * s.chunks;
-  constexpr int64_t kNever = -1;
-  // When each stage had ended its part of each micro-batch.
-  const auto at = [&](int64_t stage, int64_t micro_batch) {
-    return static_cast<size_t>(stage * s.micro_batches + micro_batch);
-  };
-  std::vector<int64_t> forward(static_cast<size_t>(stages * s.micro_batches), kNever),
-      backward = forward, weight_gradients = forward;
-  run.start.resize(ranks);
-  run.idle.assign(ranks, 0);
-  run.live.assign(ranks, 0);
-  std::vector<size_t> next(ranks, 0);
-  std::vector<int64_t> free_at(ranks, 0), held(ranks, 0), worked(ranks, 0);
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      for (; next[rank] < schedule[rank].size(); ++next[rank]) {
-        const PipelineAction& action = schedule[rank][next[rank]];
-        if (action.micro_batch < 0 || action.micro_batch >= s.micro_batches || action.chunk < 0 ||
-            action.chunk >= s.chunks) {
-          run.problem = action_text(rank, action) + " does not exist";
-          return run;
-        }
-        const int64_t stage = action.chunk * s.ranks + static_cast<int64_t>(rank);
-        const size_t here = at(stage, action.micro_batch);
-        int64_t needed = 0, length = ticks.forward;
-        std::vector<int64_t>* ended = &forward;
-        if (action.kind == ActionKind::forward) {
-          if (stage > 0) needed = forward[at(stage - 1, action.micro_batch)];
-        } else if (action.kind == ActionKind::backward) {
-          ended = &backward, length = ticks.backward;
-          needed = stage + 1 < stages ? backward[at(stage + 1, action.micro_batch)] : forward[here];
-          if (forward[here] == kNever) needed = kNever;
-        } else {
-          ended = &weight_gradients, length = ticks.weight_gradients;
-          needed = backward[here];
-        }
-        if ((*ended)[here] != kNever) {
-          run.problem = action_text(rank, action) + " comes twice";
-          return run;
-        }
-        if (needed == kNever) break;
-        const int64_t start = std::max(free_at[rank], needed);
-        run.start[rank].push_back(start);
-        free_at[rank] = (*ended)[here] = start + length;
-        worked[rank] += length;
-        if (action.kind == ActionKind::forward) run.live[rank] = std::max(run.live[rank], ++held[rank]);
-        if (action.kind == ActionKind::backward) --held[rank];
-        moved = true;
+
+  void run() {
+    for (bool moved = true; moved && run_.problem.empty();) {
+      moved = false;
+      for (size_t rank = 0; rank < schedule_.size(); ++rank)
+        while (next_[rank] < schedule_[rank].size() && try_next(rank)) moved = true;
+    }
+    if (run_.problem.empty()) find_missing();
+    if (run_.problem.empty()) compare_transfers();
+    count_idle();
+  }
+
+ private:
+  static constexpr int64_t kNever = -1;
+  // When each stage has ended its part of each micro-batch.
+  int64_t& ended(ActionKind kind, int64_t stage, int64_t micro_batch) {
+    return ended_[static_cast<size_t>(kind)][static_cast<size_t>(stage * s_.micro_batches + micro_batch)];
+  }
+  bool exists(const PipelineAction& action) const {
+    return action.micro_batch >= 0 && action.micro_batch < s_.micro_batches && action.chunk >= 0 &&
+           action.chunk < s_.chunks;
+  }
+  // When the inputs of an action are there.
+  int64_t needed(const PipelineAction& action, int64_t stage) {
+    const int64_t m = action.micro_batch;
+    switch (action.kind) {
+      case ActionKind::forward:
+        return stage == 0 ? 0 : ended(ActionKind::forward, stage - 1, m);
+      case ActionKind::backward:
+        if (ended(ActionKind::forward, stage, m) == kNever) return kNever;
+        return stage + 1 < stages_.stages() ? ended(ActionKind::backward, stage + 1, m)
+                                            : ended(ActionKind::forward, stage, m);
+      case ActionKind::weight_gradients:
+        break;
+    }
+    return ended(ActionKind::backward, stage, m);
+  }
+
+  // Runs the next action of a rank; false: its inputs are not there, or there is an error.
+  bool try_next(size_t rank) {
+    const PipelineAction& action = schedule_[rank][next_[rank]];
+    if (!exists(action)) {
+      run_.problem = action_text(rank, action) + " does not exist";
+      return false;
+    }
+    const int64_t stage = stages_.stage_of(static_cast<int64_t>(rank), action.chunk);
+    int64_t& end = ended(action.kind, stage, action.micro_batch);
+    if (end != kNever) {
+      run_.problem = action_text(rank, action) + " comes twice";
+      return false;
+    }
+    const int64_t ready = needed(action, stage);
+    if (ready == kNever) return false;
+    const int64_t start = std::max(free_at_[rank], ready);
+    run_.start[rank].push_back(start);
+    free_at_[rank] = end = start + run_.lengths.of(action.kind);
+    count_held(rank, action.kind);
+    ++next_[rank];
+    return true;
+  }
+
+  void count_held(size_t rank, ActionKind kind) {
+    if (kind == ActionKind::forward) ++live_[rank], ++held_[rank];
+    if (kind == ActionKind::backward) --live_[rank];
+    const bool last =
+        s_.separates_weight_gradients() ? kind == ActionKind::weight_gradients : kind == ActionKind::backward;
+    if (last) --held_[rank];
+    run_.live[rank] = std::max(run_.live[rank], live_[rank]);
+    run_.held[rank] = std::max(run_.held[rank], held_[rank]);
+  }
+
+  void find_missing() {
+    for (size_t rank = 0; rank < schedule_.size(); ++rank)
+      if (next_[rank] < schedule_[rank].size()) {
+        run_.problem = action_text(rank, schedule_[rank][next_[rank]]) + " waits forever";
+        return;
       }
+    for (int64_t stage = 0; stage < stages_.stages(); ++stage)
+      for (int64_t m = 0; m < s_.micro_batches; ++m) {
+        const bool passed =
+            ended(ActionKind::forward, stage, m) != kNever && ended(ActionKind::backward, stage, m) != kNever;
+        const bool has_gradients =
+            !s_.separates_weight_gradients() || ended(ActionKind::weight_gradients, stage, m) != kNever;
+        if (passed && has_gradients) continue;
+        run_.problem = "micro-batch " + std::to_string(m) +
+                       (passed ? " has no weight gradients in stage " : " never passes stage ") +
+                       std::to_string(stage);
+        return;
+      }
+  }
+
+  // Transfers over a link match by their order alone.
+  void compare_transfers() {
+    // Kind, sender, receiver.
+    using Link = std::tuple<ActionKind, int64_t, int64_t>;
+    std::map<Link, std::vector<std::pair<int32_t, int64_t>>> sent, received;
+    for (size_t index = 0; index < schedule_.size(); ++index)
+      for (const PipelineAction& action : schedule_[index]) {
+        if (action.kind == ActionKind::weight_gradients) continue;
+        const auto rank = static_cast<int64_t>(index);
+        const int64_t stage = stages_.stage_of(rank, action.chunk),
+                      step = action.kind == ActionKind::forward ? 1 : -1, to = stage + step,
+                      from = stage - step;
+        if (to >= 0 && to < stages_.stages() && stages_.rank_of(to) != rank)
+          sent[{action.kind, rank, stages_.rank_of(to)}].emplace_back(action.micro_batch, to);
+        if (from >= 0 && from < stages_.stages() && stages_.rank_of(from) != rank)
+          received[{action.kind, stages_.rank_of(from), rank}].emplace_back(action.micro_batch, stage);
+      }
+    for (const auto& [link, order] : sent)
+      if (received[link] != order) {
+        run_.problem = "rank " + std::to_string(std::get<2>(link)) + " receives " +
+                       (std::get<0>(link) == ActionKind::forward ? "hidden states" : "gradients") +
+                       " in another order than rank " + std::to_string(std::get<1>(link)) + " sends them";
+        return;
+      }
+  }
+
+  void count_idle() {
+    run_.ticks = *std::max_element(free_at_.begin(), free_at_.end());
+    for (size_t rank = 0; rank < schedule_.size(); ++rank) {
+      int64_t worked = 0;
+      for (size_t i = 0; i < run_.start[rank].size(); ++i) worked += run_.lengths.of(schedule_[rank][i].kind);
+      run_.idle[rank] = run_.ticks - worked;
+      if (worked > 0) run_.idle_between[rank] = free_at_[rank] - run_.start[rank].front() - worked;
     }
   }
-  for (size_t rank = 0; rank < ranks && run.problem.empty(); ++rank)
-    if (next[rank] < schedule[rank].size())
-      run.problem = action_text(rank, schedule[rank][next[rank]]) + " waits forever";
-  for (size_t i = 0; i < forward.size() && run.problem.empty(); ++i)
-    if (forward[i] == kNever || backward[i] == kNever)
-      run.problem = "micro-batch " + std::to_string(static_cast<int64_t>(i) % s.micro_batches) +
-                    " never passes stage " + std::to_string(static_cast<int64_t>(i) / s.micro_batches);
-  run.ticks = *std::max_element(free_at.begin(), free_at.end());
-  for (size_t rank = 0; rank < ranks; ++rank) run.idle[rank] = run.ticks - worked[rank];
+
+  const PipelineShape& s_;
+  const Schedule& schedule_;
+  ScheduleRun& run_;
+  const comm::StageMap stages_;
+  // By kind of action.
+  std::array<std::vector<int64_t>, 3> ended_;
+  std::vector<size_t> next_;
+  // By rank: when its last action ends, and pairs that it holds.
+  std::vector<int64_t> free_at_, held_, live_;
+};
+
+}  // namespace
+
+ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks) {
+  ScheduleRun run;
+  run.lengths = ticks;
+  if (std::ssize(schedule) != shape.ranks) {
+    run.problem =
+        std::to_string(schedule.size()) + " lists of actions for " + std::to_string(shape.ranks) + " ranks";
+    return run;
+  }
+  Simulation(shape, schedule, run).run();
   return run;
 }
 
@@ -178,9 +364,7 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
                                                     : "w" + label;
       label.insert(0, (width - label.size()) / 2, ' ');
       label.resize(width, ' ');
-      const int64_t length = action.kind == ActionKind::forward    ? run.lengths.forward
-                             : action.kind == ActionKind::backward ? run.lengths.backward
-                                                                   : run.lengths.weight_gradients;
+      const int64_t length = run.lengths.of(action.kind);
       const int64_t begin = run.start[rank][i];
       for (int64_t t = begin; t < std::min(shown, begin + length); ++t) cells[static_cast<size_t>(t)] = label;
     }

@@ -1,14 +1,18 @@
 // A pipeline schedule as data: for each rank the list of its actions, in order. A pure function makes it from
 // a few numbers; the trainer runs it, and it can be drawn and checked without other processes.
 //
-// P ranks hold P * V stages of layers, stage s on rank s % P as its chunk s / P. A micro-batch goes forward
-// through stages 0 … PV - 1 and backward through them in the opposite order. All schedules here flush: a step
-// ends after the backward pass of its last micro-batch, so that the gradients are those of one rank.
+// P ranks hold P * V stages of layers, V each; which rank holds which stage is a map (comm/stage_map.hpp). A
+// micro-batch goes forward through stages 0 … PV - 1 and backward through them in the opposite order. All
+// schedules here flush: a step ends after the backward pass of its last micro-batch, so that the gradients
+// are those of one rank.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "comm/stage_map.hpp"
+#include "config/sections/dist.hpp"
 
 namespace capstan::parallel {
 
@@ -19,12 +23,21 @@ struct PipelineShape {
   int64_t micro_batches = 1;  // M
   // Micro-batches that pass through a chunk before the next chunk's turn; V > 1: at least P.
   int64_t group = 1;
-  // GPipe: V = 1, every forward pass before the first backward pass.
-  bool all_forward_first = false;
+  config::PipelineSchedule order = config::PipelineSchedule::one_f_one_b;
+  // The rank of each stage; empty: stage s on rank s % P.
+  std::vector<int64_t> stage_ranks = {};
+
+  comm::StageMap stages() const {
+    return stage_ranks.empty() ? comm::StageMap::looped(ranks, chunks) : comm::StageMap(stage_ranks);
+  }
+  // Zero-bubble schedules (Qi et al. 2023) divide the backward pass of a stage into its input gradients (B)
+  // and its weight gradients (W).
+  bool separates_weight_gradients() const {
+    return order == config::PipelineSchedule::zb_h1 || order == config::PipelineSchedule::zb_v;
+  }
 };
 
-// Zero-bubble schedules (Qi et al. 2023) divide the backward pass of a stage into its input gradients (B,
-// here `backward`) and its weight gradients (W). In other schedules `backward` computes both.
+// With separate weight gradients `backward` computes the input gradients only, else both.
 enum class ActionKind : uint8_t { forward, backward, weight_gradients };
 struct PipelineAction {
   ActionKind kind;
@@ -35,32 +48,49 @@ struct PipelineAction {
 using Schedule = std::vector<std::vector<PipelineAction>>;
 
 // V = 1: GPipe (Huang et al. 2019), or 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M)
-// forward passes, then one forward and one backward in turns). V > 1: interleaved, with 2 (P - r - 1) + (V -
-// 1) group forward passes first, chunks taking turns after `group` micro-batches. ErrorCode::config for sizes
-// that are not positive, and for a group (the last one included) of fewer than P micro-batches, which would
-// deadlock.
+// forward passes, then one forward and one backward in turns), or ZB-H1 (Qi et al. 2023: the order of 1F1B,
+// in which rank r computes weight gradients r micro-batches later, so that as many micro-batches are held as
+// on rank 0 of 1F1B). V > 1: interleaved 1F1B, with 2 (P - r - 1) + (V - 1) group forward passes first,
+// chunks taking turns after `group` micro-batches. V = 2 with stage r and stage 2P - 1 - r on rank r: ZB-V
+// (Qi et al. 2024), which holds as much and has no bubble but the first P - 1 forward passes of a chunk,
+// where F, B and W take equal times and M >= 2P - 1.
+//
+// The weight gradients of a stage are computed in the order of the micro-batches in every schedule.
+//
+// ErrorCode::config for sizes that are not positive, for chunks or a map of stages that the schedule is not
+// made for, and for a group (the last one included) of fewer than P micro-batches, which would deadlock.
 Schedule make_schedule(const PipelineShape& shape);
 
 // Duration of each kind of action, in ticks.
 struct ActionTicks {
   int64_t forward = 1, backward = 2, weight_gradients = 0;
+  int64_t of(ActionKind kind) const {
+    return kind == ActionKind::forward ? forward : kind == ActionKind::backward ? backward : weight_gradients;
+  }
 };
+// A backward pass of twice the time of the forward pass, in two equal parts where the schedule has them.
+ActionTicks usual_ticks(const PipelineShape& shape);
 struct ScheduleRun {
   ActionTicks lengths;
-  // An error of the schedule: an action is missing, occurs twice, or waits forever. Empty: no error.
+  // An error of the schedule: an action is missing, occurs twice, or waits forever, or a rank receives in
+  // another order than its neighbor sends. Empty: no error.
   std::string problem;
   // Ticks until the last rank has ended.
   int64_t ticks = 0;
   // Tick at which each action of each rank starts.
   std::vector<std::vector<int64_t>> start;
-  // Ticks that each rank waits, of `ticks`.
-  std::vector<int64_t> idle;
-  // For each rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass.
-  std::vector<int64_t> live;
+  // Ticks that each rank waits: of `ticks`, and between its first and its last action.
+  std::vector<int64_t> idle, idle_between;
+  // For each rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass, and
+  // between forward pass and weight gradients.
+  std::vector<int64_t> live, held;
 };
 // Simulates the schedule: an action begins when its rank is idle and its inputs have arrived. Sends take no
 // time and never wait.
-ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks = {});
+ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks);
+inline ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule) {
+  return simulate(shape, schedule, usual_ticks(shape));
+}
 
 // A diagram with a row for each rank and a column for each tick, at most `columns`. `0` … is the forward pass
 // of a micro-batch, the number in brackets its backward pass, `w0` its weight gradients. With several chunks

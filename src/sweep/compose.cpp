@@ -138,14 +138,28 @@ std::string Composer::stored_form(const std::filesystem::path& recipe) const {
   return form_of(resolution.config);
 }
 
-TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown) {
+const train::HeldData& Composer::held_data(const Config& config) {
+  // Megatron's order depends on the length of the run too.
+  const bool by_length = config.dataset.sample_order == config::SampleOrder::megatron;
+  const std::string key = config::canonical_form(config::schema(), &config, [&](const FieldInfo& field) {
+    if (field.path == "dataset.random_seed") return false;
+    return field.section == "dataset" || field.section == "tokenizer" || field.section == "validation" ||
+           field.path == "model.seq_length" || field.path == "model.vocab_size" ||
+           (by_length && field.section == "train");
+  });
+  auto found = data_.find(key);
+  if (found == data_.end()) found = data_.emplace(key, train::held_data(config)).first;
+  return found->second;
+}
+
+TrialEstimate Composer::estimate(const Config& config, int64_t held_data, std::string& why_unknown) {
   TrialEstimate out;
   out.steps = steps_of(config, why_unknown);
   const int64_t samples = config::BatchRamp(config.train).samples_of(out.steps.value_or(0));
   out.tokens = samples * config.model.seq_length;
   // The meta step is expensive, so trials that allocate the same memory share its result. Real-valued fields,
   // such as learning rates, change the allocations only where they are 0.
-  std::string key;
+  std::string key = std::to_string(held_data) + "\n";
   for (const FieldInfo* field : config::schema().fields()) {
     if (!counts(*field) || field->path == kSeedPath || field->section == "scheduler" ||
         field->section == "dataset" || !config::schema().sections()[field->section_index].at(&config))
@@ -159,7 +173,7 @@ TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown)
   auto found = estimates_.find(key);
   if (found == estimates_.end()) {
     const train::StepEstimate step =
-        train::estimate_step(config, 0, static_cast<int>(config.dist.world_size));
+        train::estimate_step(config, 0, static_cast<int>(config.dist.world_size), held_data);
     // Number of micro-batches of a step on all ranks; `step.flops` counts one micro-batch of a rank.
     const double ranks = static_cast<double>(config.dist.world_size) *
                          static_cast<double>(config.train.num_microbatches.value_or(1));
@@ -202,8 +216,10 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
     out.reasons.push_back("this version cannot train `" + feature.path + "`: " + feature.reason);
   if (!out.reasons.empty()) return out;
   try {
-    trial.estimate = estimate(config, out.unknown_length);
-    train::check_memory_limit(config, train::data_bytes_under_limit(config));
+    const train::HeldData& data = held_data(config);
+    if (!data.left_out.empty()) out.warnings.push_back("memory is estimated without " + data.left_out);
+    trial.estimate = estimate(config, data.bytes, out.unknown_length);
+    train::check_memory_limit(config, data.bytes);
   } catch (const Error& error) {
     out.reasons.push_back(error.message());
     return out;

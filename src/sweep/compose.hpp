@@ -10,6 +10,7 @@
 
 #include "config/resolve/resolve.hpp"
 #include "sweep/plan.hpp"
+#include "train/trainer/start_checks.hpp"
 
 namespace capstan::sweep {
 
@@ -17,7 +18,7 @@ struct ComposedTrial {
   bool valid = false;
   // Interval of validation. nullopt: the trial does not validate.
   std::optional<int64_t> eval_interval;
-  // `reasons` are the errors of the recipe; `warnings` are lints and hidden presets.
+  // `reasons` are the errors of the recipe; `warnings` are those of the rules, and hidden presets.
   std::vector<std::string> reasons, warnings;
   // Why the number of steps is not known. Empty: it is known.
   std::string unknown_length;
@@ -41,7 +42,9 @@ class Composer {
  private:
   config::Request request_for(std::string recipe) const;
   config::Resolution resolve(const Values& values, std::optional<int64_t> seed) const;
-  TrialEstimate estimate(const config::Config& config, std::string& why_unknown);
+  TrialEstimate estimate(const config::Config& config, int64_t held_data, std::string& why_unknown);
+  // train::held_data(), once for all trials whose data take the same memory.
+  const train::HeldData& held_data(const config::Config& config);
   std::optional<int64_t> steps_of(const config::Config& config, std::string& why_unknown);
   // Whether trials that differ in a field alone are different trials.
   bool counts(const config::FieldInfo& field) const;
@@ -54,6 +57,8 @@ class Composer {
   std::string base_hash_;
   // FLOPs and memory, keyed by the settings on which they depend.
   std::map<std::string, std::pair<double, int64_t>> estimates_;
+  // Memory of the data, keyed likewise.
+  std::map<std::string, train::HeldData> data_;
   // Lengths of recipes with train.epochs: the number of steps, or why it is not known.
   std::map<std::string, std::pair<std::optional<int64_t>, std::string>> lengths_;
 };

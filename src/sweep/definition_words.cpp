@@ -344,6 +344,10 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
     if (!fs::exists(given.recipe, ignored) && fs::path(given.recipe).extension().string().starts_with(".y"))
       fail(ErrorCode::not_found, not_found_text("sweep file", given.recipe),
            near_paths_help(near_paths(given.recipe)));
+    const auto library = config::Library::standard();
+    const bool is_name = given.recipe.find('/') == std::string::npos && given.recipe != "-";
+    if (is_name && !fs::exists(given.recipe, ignored) && !library.recipe(given.recipe))
+      config::fail_no_recipe(library, given.recipe);
     Diagnostic& nothing = reading.error({}, "nothing varies: no field has several values");
     nothing.help("name an axis, for example `optimizer.lr=1e-4,3e-4`");
     if (fs::exists(given.recipe, ignored))

@@ -53,6 +53,9 @@ void describe(Plan& plan) {
     for (const std::string& path : plan.varying)
       if (const std::string value = value_of(trial.values, path); !value.empty())
         parts.push_back((names[last_part(path)] > 1 ? path : last_part(path)) + "=" + value);
+    // Nothing varies between trials, because the others are invalid or there is one.
+    if (plan.varying.empty())
+      for (const auto& [path, value] : trial.values) parts.push_back(last_part(path) + "=" + value);
     if (trial.seed && seeds.size() > 1) parts.push_back("seed=" + std::to_string(*trial.seed));
     trial.label = parts.empty() ? "base" : join(parts, ",");
   }
@@ -346,9 +349,11 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
       break;
     }
   }
-  fail(ErrorCode::config, message,
-       "check the first one: `capstan check " + plan.definition.base + " " +
-           text_of(first.values, first.seed) + "`");
+  std::string command = "capstan check " + shell_quoted(plan.definition.base);
+  for (const std::string& fixed : plan.definition.set) command += " " + shell_quoted(fixed);
+  for (const auto& [path, value] : first.values) command += " " + shell_quoted(path + "=" + value);
+  if (first.seed) command += " " + std::string(kSeedPath) + "=" + std::to_string(*first.seed);
+  fail(ErrorCode::config, message, "check the first one: `" + command + "`");
 }
 
 }  // namespace
@@ -476,7 +481,7 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   // Indices by hash.
   std::map<std::string, size_t> now;
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].hash] = i;
-  // Hash, or its beginning → as the plan calls it.
+  // Name of each configuration in the plan, by its hash or the beginning of its hash.
   std::map<std::string, std::string> configurations;
   std::vector<size_t> added;
   for (const TrialPlan& trial : before.trials) {
@@ -506,7 +511,7 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
     take(std::move(trial), planned.files[i]);
   }
   describe(merged.plan);
-  // The definition before the plan: a plan is never of a definition that is not there.
+  // Writes the definition before the plan, so that no plan lacks its definition.
   const std::string old = read_file(directory / "sweep.yaml", 64 << 20);
   if (old != merged.plan.definition.text) {
     int n = 1;

@@ -27,7 +27,8 @@ struct TrialEstimate {
 };
 
 struct TrialPlan {
-  // Hash of the trial's meaning, with at least 8 hexadecimal digits.
+  // Hash of the trial's resolved configuration (the fields that change results), with at least 8 hexadecimal
+  // digits.
   std::string id;
   // The same hash without the seed: equal for trials that differ only in the seed.
   std::string configuration;
@@ -57,13 +58,13 @@ struct InvalidTrial {
 struct Plan {
   std::string name;
   Definition definition;
-  // Hash of the base recipe's meaning, with `set`.
+  // Hash of the base recipe's resolved configuration, with `set`.
   std::string base_hash;
   // Paths that axes and links set, in order, without those that have a single value.
   std::vector<std::string> varying;
   std::vector<TrialPlan> trials;
   std::vector<InvalidTrial> invalid;
-  // Number of points left out by `exclude`, and number of points that mean the same as another.
+  // Number of points left out by `exclude`, and number of points whose configuration is that of another.
   int64_t excluded = 0, duplicates = 0;
   // Finds a trial by a unique beginning of its id. Null: there is none.
   const TrialPlan* find(std::string_view id) const;
@@ -83,7 +84,7 @@ struct ComposedPlan {
   Plan plan;
   // files[i] belongs to plan.trials[i].
   std::vector<TrialFiles> files;
-  // Lints of the recipes, and how many points of a grid were drawn.
+  // Warnings of the recipes, and how many points of a grid were drawn.
   std::vector<std::string> notes;
 };
 

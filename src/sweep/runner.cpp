@@ -109,8 +109,9 @@ struct RunningTrial {
   std::string too_long;
   // Number of rungs that the trial has passed.
   size_t rungs = 0;
-  Clock::time_point looked{};
-  double look_seconds = 0;
+  // When the metrics were last read, and how long that took.
+  Clock::time_point last_read{};
+  double read_seconds = 0;
   uintmax_t metrics_size = 0;
   std::optional<int64_t> last_step;
   int64_t first_checkpoint = 0;
@@ -142,7 +143,7 @@ class Runner {
   }
 
  private:
-  bool stopping() const { return result_.signal != 0 || failed_ || spent_; }
+  bool stopping() const { return result_.signal != 0 || failed_ || budget_used_; }
 
   bool is_selected(const TrialPlan& trial) const {
     return options_.trials.empty() ||
@@ -154,7 +155,7 @@ class Runner {
   void fill() {
     if (stopping()) return;
     const bool full = static_cast<int64_t>(active_.size()) >= options_.slots;
-    if (full || (nothing_since_ && seconds_since(*nothing_since_) < (active_.empty() ? 0.2 : 1))) return;
+    if (full || (idle_since_ && seconds_since(*idle_since_) < (active_.empty() ? 0.2 : 1))) return;
     candidates_ = false;
     // A second pass follows if another process has added trials.
     for (int pass = 0; pass < 2; ++pass) {
@@ -174,7 +175,7 @@ class Runner {
       }
       if (!store_.refresh()) break;
     }
-    nothing_since_ = Clock::now();
+    idle_since_ = Clock::now();
   }
 
   // Whether the holder of a trial may be dead: a process of this host whose children are ending, or one of
@@ -334,17 +335,17 @@ class Runner {
       active.too_long = "took longer than limits.per_trial, " + human_duration(limit->seconds);
       ask_to_stop(active);
     }
-    if (seconds_since(active.looked) < std::max(0.2, 50 * active.look_seconds)) return;
-    active.looked = Clock::now();
+    if (seconds_since(active.last_read) < std::max(0.2, 50 * active.read_seconds)) return;
+    active.last_read = Clock::now();
     std::error_code error;
     const auto size = fs::file_size(store_.metrics(active.trial.id), error);
     if (error || size == active.metrics_size) return;
     active.metrics_size = size;
-    look(active);
-    active.look_seconds = seconds_since(active.looked);
+    read_metrics(active);
+    active.read_seconds = seconds_since(active.last_read);
   }
 
-  void look(RunningTrial& active) {
+  void read_metrics(RunningTrial& active) {
     const Definition& d = store_.plan().definition;
     const auto curve = store_.read_curve(active.trial.id, d.metric.name);
     if (const auto row = store_.last_logged_step(active.trial.id)) active.last_step = row->step;
@@ -369,7 +370,7 @@ class Runner {
       const auto active = std::move(active_[i]);
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
       finish(*active, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-      nothing_since_.reset();
+      idle_since_.reset();
       candidates_ = true;
     }
   }
@@ -384,7 +385,7 @@ class Runner {
   }
 
   StateChange classify_exit(RunningTrial& active, int code) {
-    StateChange how{State::failed, active.attempt, "", code};
+    StateChange change{State::failed, active.attempt, "", code};
     const std::string exit =
         code > 128 ? "ended by signal " + std::to_string(code - 128) : "exit code " + std::to_string(code);
     const bool stopped = active.asked || result_.signal != 0;
@@ -395,72 +396,74 @@ class Runner {
       if (!active.pruned.reason.empty()) active.pruned.reason += "; it had ended before the runner checked";
     }
     if (code == 0 && active.pruned.reason.empty()) {
-      how.state = State::done;
+      change.state = State::done;
     } else if (!active.too_long.empty()) {
-      how.reason = active.too_long;
+      change.reason = active.too_long;
     } else if (!active.pruned.reason.empty()) {
-      how.state = State::pruned;
-      how.reason = active.pruned.reason;
+      change.state = State::pruned;
+      change.reason = active.pruned.reason;
     } else if (code == kTerminalStop && !stopped &&
                newest_checkpoint(active.trial.id) <= active.first_checkpoint) {
-      how.reason = "stopped by itself without progress";
+      change.reason = "stopped by itself without progress";
     } else if (code == kTerminalStop || (stopped && code > 128)) {
-      how.state = State::pending;
-      how.reason = code == kTerminalStop ? "stopped with a checkpoint" : "stopped, " + exit;
+      change.state = State::pending;
+      change.reason = code == kTerminalStop ? "stopped with a checkpoint" : "stopped, " + exit;
     } else if (code == 2 || code == 3 || code == 70 || code == 127) {
       // A retry would fail again.
-      how.reason = code == 2     ? "configuration: exit code 2"
-                   : code == 3   ? "does not fit: exit code 3"
-                   : code == 127 ? "the program did not start"
-                                 : exit;
+      change.reason = code == 2     ? "configuration: exit code 2"
+                      : code == 3   ? "does not fit: exit code 3"
+                      : code == 127 ? "the program did not start"
+                                    : exit;
     } else if (const std::string reason = diverged(active); !reason.empty()) {
-      how.state = State::pruned;
-      how.reason = reason;
+      change.state = State::pruned;
+      change.reason = reason;
     } else {
       ++active.failures;
-      how.reason = exit;
+      change.reason = exit;
       if (active.failures <= store_.plan().definition.limits.retries) {
-        how.state = State::pending;
-        how.reason += ", retry " + std::to_string(active.failures) + " of " +
-                      std::to_string(store_.plan().definition.limits.retries);
+        change.state = State::pending;
+        change.reason += ", retry " + std::to_string(active.failures) + " of " +
+                         std::to_string(store_.plan().definition.limits.retries);
       }
     }
-    if (how.state == State::failed && active.failures <= store_.plan().definition.limits.retries)
+    if (change.state == State::failed && active.failures <= store_.plan().definition.limits.retries)
       active.failures = store_.plan().definition.limits.retries + 1;
-    return how;
+    return change;
   }
 
   void finish(RunningTrial& active, int code) {
     if (const auto row = store_.last_logged_step(active.trial.id)) active.last_step = row->step;
-    const StateChange how = classify_exit(active, code);
+    const StateChange change = classify_exit(active, code);
     const double seconds = seconds_since(active.begun);
     device_seconds_ += seconds * static_cast<double>(active.trial.ranks);
     const auto metric = summarized(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
                                    store_.plan().definition.metric);
     const fs::path attempt = store_.attempt(active.trial.id, active.attempt);
-    OrderedJson result{{"state", name_of(how.state)}, {"code", code},
-                       {"reason", how.reason},        {"started", active.started},
-                       {"ended", records::utc_now()}, {"seconds", seconds},
-                       {"failures", active.failures}, {"rungs", active.rungs}};
-    if (how.state == State::pruned && !active.pruned.reason.empty()) result["pruned_at"] = active.pruned.step;
+    OrderedJson result{{"state", name_of(change.state)}, {"code", code},
+                       {"reason", change.reason},        {"started", active.started},
+                       {"ended", records::utc_now()},    {"seconds", seconds},
+                       {"failures", active.failures},    {"rungs", active.rungs}};
+    if (change.state == State::pruned && !active.pruned.reason.empty())
+      result["pruned_at"] = active.pruned.step;
     result["step"] = or_null(active.last_step);
     result["metric"] = or_null(metric);
     write_file_durably(attempt / "result.json", dump_json(result, 1) + "\n");
     std::error_code ignored;
     fs::remove(attempt / "stop", ignored);
-    store_.change(active.trial.id, how);
+    store_.change(active.trial.id, change);
     listener_.progress(active.slot, active.trial, active.last_step, store_.total_steps(active.trial), metric);
-    listener_.ended(active.trial, how, active.slot);
-    const bool again = how.state == State::pending && how.code && *how.code != kTerminalStop && !active.asked;
-    if (how.state == State::failed || again)
-      listener_.failure(active.trial, how, log_tail(attempt / "log.txt"));
-    if (how.state == State::failed && options_.on_failure == OnFailure::stop && !failed_) {
+    listener_.ended(active.trial, change, active.slot);
+    const bool again =
+        change.state == State::pending && change.code && *change.code != kTerminalStop && !active.asked;
+    if (change.state == State::failed || again)
+      listener_.failure(active.trial, change, log_tail(attempt / "log.txt"));
+    if (change.state == State::failed && options_.on_failure == OnFailure::stop && !failed_) {
       failed_ = true;
       for (auto& other : active_) ask_to_stop(*other);
     }
     const auto hours = store_.plan().definition.limits.device_hours;
-    if (hours && device_seconds_ >= *hours * 3600 && !spent_) {
-      spent_ = true;
+    if (hours && device_seconds_ >= *hours * 3600 && !budget_used_) {
+      budget_used_ = true;
       listener_.note("limits.device_hours=" + to_text(*hours) + " are used up: no further trials start");
     }
   }
@@ -494,10 +497,10 @@ class Runner {
   std::set<std::string> finished_, awaited_;
   // Heartbeats of holders on other machines, when first seen.
   std::map<std::string, int64_t> heartbeats_;
-  std::optional<Clock::time_point> nothing_since_;
+  std::optional<Clock::time_point> idle_since_;
   // Some trials may be free.
   bool candidates_ = true;
-  bool failed_ = false, spent_ = false;
+  bool failed_ = false, budget_used_ = false;
   double device_seconds_ = 0;
   Clock::time_point heartbeat_ = Clock::now();
   RunnerResult result_;

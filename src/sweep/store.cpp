@@ -28,22 +28,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::array<std::string_view, 6> kStates{"pending", "running", "done", "failed", "pruned", "lost"};
-// seconds: a claim from another host without a sign of life for so long is void.
+// Seconds without a heartbeat after which a lock of another host expires.
 constexpr int kHeartbeatGrace = 120;
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 std::string read_all(int fd) {
   std::string text;
@@ -89,7 +75,7 @@ class Journal {
 
  private:
   fs::path path_;
-  Descriptor fd_;
+  FileDescriptor fd_;
 };
 
 std::string journal_line(std::string_view id, const StateChange& transition) {
@@ -111,11 +97,6 @@ int64_t newest_attempt(const fs::path& trial) {
 }
 
 }  // namespace
-
-std::string host_name() {
-  std::array<char, 256> host{};
-  return ::gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "";
-}
 
 std::string_view name_of(State state) {
   return kStates[static_cast<size_t>(state)];
@@ -437,7 +418,7 @@ void TrialLock::heartbeat() const {
 }
 
 std::optional<LockHolder> holder_of(const fs::path& trial) {
-  const Descriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const FileDescriptor fd(::open((trial / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (fd.get() < 0) return std::nullopt;
   const bool free = try_lock(fd.get(), LOCK_SH);
   const auto claim = read_lock_record(fd.get());

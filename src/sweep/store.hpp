@@ -30,9 +30,6 @@ namespace capstan::sweep {
 enum class State : uint8_t { pending, running, done, failed, pruned, lost };
 std::string_view name_of(State state);
 
-// Name of this machine; empty: unknown.
-std::string host_name();
-
 struct TrialStatus {
   State state = State::pending;
   // Number of the newest attempt. 0: the trial was never started.

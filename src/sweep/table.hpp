@@ -22,8 +22,8 @@ struct TableRow {
   std::vector<size_t> trials;
   // Number of trials in each State.
   std::array<int64_t, 6> states{};
-  // Whether a trial of the row is done and has a finite metric. The numbers are then those of such trials,
-  // and otherwise those of all trials that have them.
+  // True if a trial of the row is done and has a finite metric: statistics then cover only such trials,
+  // otherwise all trials with numbers.
   bool ranked = false;
   SeedStatistics metric;
   // Best value according to the goal of the metric.

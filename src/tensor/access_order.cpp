@@ -75,7 +75,7 @@ void AccessOrder::wait_for_all() {
 
 void AccessOrder::add_block(std::byte* data, int64_t bytes) {
   Block& block = blocks_[data];
-  block = {bytes, {}};
+  block = {bytes, {}, {}};
   constexpr auto kCompute = static_cast<size_t>(Queue::compute);
   block.accesses.push_back(
       {kCompute, ++clock_of(Queue::compute)[kCompute], true, {data, bytes}, "its allocation"});
@@ -89,25 +89,44 @@ std::optional<std::string> AccessOrder::remove_block(std::byte* data) {
   return missing;
 }
 
-bool AccessOrder::is_idle(std::byte* data) const {
-  auto found = blocks_.upper_bound(data);
-  if (found == blocks_.begin()) return true;
+AccessOrder::Block& AccessOrder::block_of(const ByteRows& memory) {
+  auto found = blocks_.upper_bound(memory.begin);
+  if (found == blocks_.begin()) return ordinary_;
   --found;
-  const Block& block = found->second;
-  return data >= found->first + block.bytes ||
-         std::all_of(block.accesses.begin(), block.accesses.end(),
-                     [&](const Access& access) { return access.number <= at(host_, access.queue); });
+  return memory.end() <= found->first + found->second.bytes ? found->second : ordinary_;
+}
+
+std::optional<AccessOrder::MissingHostWait> AccessOrder::host_access(const ByteRows& memory, HostUse use) {
+  if (memory.bytes() <= 0) return std::nullopt;
+  const Block& block = block_of(memory);
+  for (const Access& earlier : block.accesses) {
+    if (earlier.number <= at(host_, earlier.queue) || (use == HostUse::reads && !earlier.writes)) continue;
+    if (!overlap(earlier.memory, memory)) continue;
+    const char* const verb = use == HostUse::reads    ? "reads "
+                             : use == HostUse::writes ? "writes "
+                                                      : "releases ";
+    return MissingHostWait{static_cast<Queue>(earlier.queue),
+                           "the host " + std::string(verb) + std::to_string(memory.bytes()) + " bytes " +
+                               (block.name.empty() ? "" : "of " + block.name + " ") + "that " + earlier.by +
+                               (earlier.writes ? " writes" : " reads") + ", and does not wait for it"};
+  }
+  return std::nullopt;
+}
+
+std::optional<AccessOrder::MissingHostWait> AccessOrder::remove_host_block(std::byte* data) {
+  const auto found = blocks_.find(data);
+  if (found == blocks_.end()) return std::nullopt;
+  auto missing = host_access({data, found->second.bytes}, HostUse::releases);
+  blocks_.erase(found);
+  return missing;
 }
 
 std::optional<std::string> AccessOrder::access(Queue queue, const ByteRows& memory, bool writes,
                                                const std::string& by) {
-  auto found = blocks_.upper_bound(memory.begin);
-  if (memory.bytes() <= 0 || found == blocks_.begin()) return std::nullopt;
-  --found;
-  if (memory.end() > found->first + found->second.bytes) return std::nullopt;
+  if (memory.bytes() <= 0) return std::nullopt;
   Clock& clock = clock_of(queue);
   const auto index = static_cast<size_t>(queue);
-  return add(found->second, {index, ++clock[index], writes, memory, by});
+  return add(block_of(memory), {index, ++clock[index], writes, memory, by});
 }
 
 std::optional<std::string> AccessOrder::add(Block& block, Access access) {

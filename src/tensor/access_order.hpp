@@ -1,5 +1,12 @@
-// Finds missing waits on a device: accesses to the same memory by two queues, of which one writes, that no
-// event orders. It follows the calls of the host, so that it does not depend on when work runs.
+// Finds missing waits on a device: accesses to the same memory by two queues, or by a queue and the host, of
+// which one writes, that no event orders. It follows the calls of the host, so that it does not depend on
+// when work runs.
+//
+// Of the host, it knows the accesses that are declared when they happen (Device::declare_host_access()) and
+// the release of pinned buffers. Declared are those through PinnedBuffer, a buffer that PinnedPool lends
+// again, what a channel passes to its transport, and the copies of a HostDevice. Three things are not found:
+// an access of the host by address alone, the release of ordinary memory of the host, and a copy that is
+// queued while a thread of the host or a transport still uses memory that was declared earlier.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/device.hpp"
@@ -33,16 +41,28 @@ class AccessOrder {
   void wait_for_all();
 
   // Work queued next on `queue` reads or writes memory of a block, as does adding and removing the block, on
-  // the compute queue. by: describes the work. Returns the first missing wait, as a sentence that describes
-  // both accesses.
+  // the compute queue. Memory outside of blocks is ordinary memory of the host. by: describes the work.
+  // Returns the first missing wait, as a sentence that describes both accesses.
   std::optional<std::string> access(Queue queue, const ByteRows& memory, bool writes, const std::string& by);
   void add_block(std::byte* data, int64_t bytes);
   std::optional<std::string> remove_block(std::byte* data);
-  // A block of host memory that queues copy from and to. The host adds and removes it.
-  void add_host_block(std::byte* data, int64_t bytes) { blocks_[data] = {bytes, {}}; }
-  void remove_host_block(std::byte* data) { blocks_.erase(data); }
-  // Whether the host has waited for all accesses to the block that contains `data`; true outside of blocks.
-  bool is_idle(std::byte* data) const;
+
+  enum class HostUse : uint8_t { reads, writes, releases };
+  // Host memory that the host uses although it has not waited for work of `queue`.
+  struct MissingHostWait {
+    Queue queue;
+    // Describes both uses.
+    std::string text;
+  };
+  // The host uses memory of the host now. Returns the first missing wait.
+  std::optional<MissingHostWait> host_access(const ByteRows& memory, HostUse use);
+  // Whether the host may write the memory.
+  bool is_idle(const ByteRows& memory) { return !host_access(memory, HostUse::writes); }
+  // Pinned memory, which queues copy from and to. The host adds and removes it. name: for messages.
+  void add_host_block(std::byte* data, int64_t bytes, std::string name) {
+    blocks_[data] = {bytes, {}, std::move(name)};
+  }
+  std::optional<MissingHostWait> remove_host_block(std::byte* data);
 
  private:
   struct Access {
@@ -57,7 +77,11 @@ class AccessOrder {
     int64_t bytes;
     // Accesses for which later work may have to wait.
     std::vector<Access> accesses;
+    // Empty: memory of the device, or ordinary memory of the host.
+    std::string name = {};
   };
+  // The block that contains the memory; ordinary_ if there is none.
+  Block& block_of(const ByteRows& memory);
   static void join(Clock& clock, const Clock& other);
   static uint64_t at(const Clock& clock, size_t queue) { return queue < clock.size() ? clock[queue] : 0; }
   // The clock of `queue`: all accesses that are ordered before the work that is queued next.
@@ -68,6 +92,8 @@ class AccessOrder {
   Clock host_;
   // Blocks by address, of the device and of the host.
   std::map<std::byte*, Block> blocks_;
+  // Ordinary memory of the host. Accesses for which the host has waited are dropped with the next one.
+  Block ordinary_{};
 };
 
 }  // namespace capstan

@@ -1,5 +1,6 @@
 // The checked device keeps its memory in a DoubleMapping. `launch` and the copies below are the only code
-// that adds the distance. They also declare what they access, so that AccessOrder finds missing waits.
+// that adds the distance. They also declare what they access, so that AccessOrder finds missing waits; the
+// host declares what it accesses itself.
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -70,24 +72,45 @@ class BlockPages {
   int64_t next_;
 };
 
+// State that all events of a device share.
+struct HostWaits {
+  AccessOrder& order;
+  // Device::host_waits().
+  int64_t& count;
+  // CheckedOptions::ignored_host_wait, and the number of waits by Event::wait() so far.
+  const int64_t ignored;
+  int64_t made = 0;
+  const std::thread::id thread = std::this_thread::get_id();
+};
+
 class CheckedEvent final : public Event {
  public:
-  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket, AccessOrder& order, AccessOrder::Clock clock,
-               int64_t& host_waits, std::shared_ptr<const std::atomic<double>> time = nullptr)
+  // source: the queue on which the event is recorded, which is `queue`.
+  CheckedEvent(CheckedQueue& queue, Queue source, CheckedQueue::Ticket ticket, HostWaits& waits,
+               std::shared_ptr<const std::atomic<double>> time = nullptr)
       : queue_(queue),
+        source_(source),
         ticket_(ticket),
-        order_(order),
-        clock_(std::move(clock)),
-        host_waits_(host_waits),
+        waits_(waits),
+        clock_(waits.order.record(source)),
         time_(std::move(time)) {}
-  bool done() const override { return queue_.done(ticket_); }
+  bool done() const override {
+    const bool done = queue_.done(ticket_);
+    // The thread of the host that uses the device goes on because of it.
+    if (done && std::this_thread::get_id() == waits_.thread) waits_.order.wait_on_host(clock_);
+    return done;
+  }
   void wait() override {
-    ++host_waits_;
+    ++waits_.count;
+    if (waits_.made++ != waits_.ignored) wait_for_queue();
+  }
+  void wait_for_queue() {
     // The host has waited, even if the next line throws an error of the queue.
-    order_.wait_on_host(clock_);
+    waits_.order.wait_on_host(clock_);
     queue_.wait(ticket_);
   }
   const AccessOrder::Clock& clock() const { return clock_; }
+  Queue source() const { return source_; }
   double time() const override {
     CAPSTAN_ASSERT(time_, "the time of an event that has none");
     return time_->load();
@@ -103,10 +126,10 @@ class CheckedEvent final : public Event {
 
  private:
   CheckedQueue& queue_;
+  const Queue source_;
   CheckedQueue::Ticket ticket_;
-  AccessOrder& order_;
+  HostWaits& waits_;
   AccessOrder::Clock clock_;
-  int64_t& host_waits_;
   std::shared_ptr<const std::atomic<double>> time_;
 };
 
@@ -116,7 +139,8 @@ class CheckedDevice final : public Device {
       : pool_(threads),
         seed_(options.seed),
         hold_(options.patient ? CheckedQueue::HeldItems::all : CheckedQueue::HeldItems::some),
-        ignored_wait_(options.ignored_wait) {
+        options_(options),
+        event_waits_{.order = order_, .count = host_waits_, .ignored = options.ignored_host_wait} {
     for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(seed_ + i, hold_);
     table_ = &table;
     host_threads_ = &pool_;
@@ -126,7 +150,9 @@ class CheckedDevice final : public Device {
   }
   ~CheckedDevice() override {
     finish();
+    order_.wait_for_all();
     release_pinned_pool();
+    for (std::byte* data : released_early_) Device::retire_pinned(data);
   }
   DeviceType type() const override { return DeviceType::checked; }
 
@@ -148,6 +174,11 @@ class CheckedDevice final : public Device {
   }
   void declare_access(Queue queue, const ByteRows& memory, bool writes, const std::string& by) override {
     report(queue, order_.access(queue, memory, writes, by));
+  }
+  void declare_host_access(const ByteRows& memory, bool writes) override {
+    using Use = AccessOrder::HostUse;
+    if (const auto missing = order_.host_access(memory, writes ? Use::writes : Use::reads))
+      fail(ErrorCode::internal, text_of_missing_wait(missing->text));
   }
   void enqueue(Queue queue, std::function<void()> work) override { queue_of(queue).push(std::move(work)); }
 
@@ -175,7 +206,8 @@ class CheckedDevice final : public Device {
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
     check_sentinels();
     start_copy_to_host(to, from, bytes, Queue::compute);
-    record(Queue::compute)->wait();
+    ++host_waits_;
+    make_event(Queue::compute)->wait_for_queue();
   }
   void push_copy(void* to, const std::byte* from, int64_t bytes, Queue queue) {
     if (bytes <= 0) return;
@@ -196,43 +228,40 @@ class CheckedDevice final : public Device {
   void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
     count_copy(Queue::device_to_host, bytes);
-    // Early readers find NaN, or -1. A pinned buffer that a queue still uses changes in queue order only.
+    // Early readers find NaN, or -1. Memory that a queue still uses changes in queue order only.
     auto* const target = static_cast<std::byte*>(to);
-    if (order_.is_idle(target)) std::memset(to, 0xff, static_cast<size_t>(bytes));
+    if (order_.is_idle({target, bytes})) std::memset(to, 0xff, static_cast<size_t>(bytes));
     declare_copy(queue, target, bytes, true, "a copy to the host");
     push_copy(to, from, bytes, queue);
   }
-  std::unique_ptr<Event> record(Queue queue) override {
-    return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last(), order_,
-                                          order_.record(queue), host_waits_);
-  }
+  std::unique_ptr<Event> record(Queue queue) override { return make_event(queue); }
   std::unique_ptr<Event> record_time(Queue queue) override {
     const auto time = std::make_shared<std::atomic<double>>(0);
     const CheckedQueue::Ticket ticket = queue_of(queue).push([time] { time->store(steady_seconds()); });
-    return std::make_unique<CheckedEvent>(queue_of(queue), ticket, order_, order_.record(queue), host_waits_,
-                                          time);
+    return std::make_unique<CheckedEvent>(queue_of(queue), queue, ticket, event_waits_, time);
   }
   bool queues_work() const override { return true; }
   void wait_for(Queue queue, const Event& event) override {
-    if (!is_of_channel(queue) && waits_++ == ignored_wait_) return;
     const auto& checked = dynamic_cast<const CheckedEvent&>(event);
+    if (is_counted(queue, checked.source()) && waits_++ == options_.ignored_wait) return;
     checked.follow(queue_of(queue));
     order_.wait(queue, checked.clock());
   }
-  Queue add_queue(bool prompt, std::string name) override {
+  Queue add_queue(AddedQueue purpose, std::string name) override {
     CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
-    added_.push_back(std::move(name));
-    queues_.emplace_back(seed_ + queues_.size(), prompt ? CheckedQueue::HeldItems::none : hold_);
+    added_.push_back({purpose, std::move(name)});
+    queues_.emplace_back(seed_ + queues_.size(),
+                         purpose == AddedQueue::transfers ? CheckedQueue::HeldItems::none : hold_);
     return static_cast<Queue>(queues_.size() - 1);
   }
   std::string queue_name(Queue queue) const override {
     const auto index = static_cast<size_t>(queue);
-    return index < kQueues ? std::string(name_of(queue)) : added_[index - kQueues];
+    return index < kQueues ? std::string(name_of(queue)) : added_[index - kQueues].name;
   }
   std::byte* host_address(std::byte*) override { return nullptr; }
 
  protected:
-  // Each block has pages of its own, whose end is watched; offsets in the pools only count.
+  // Each block has its own pages, so that an access after its end crashes; pool offsets are only counted.
   bool grow(Pool, int64_t, int64_t) override { return true; }
   void shrink(Pool pool, int64_t, int64_t) override {
     if (pool != Pool::large) return;
@@ -245,14 +274,15 @@ class CheckedDevice final : public Device {
     if (data) order_.add_block(data, size);
     return data;
   }
-  std::byte* place_pinned(int64_t size) override {
-    std::byte* data = Device::place_pinned(size);
-    if (data) order_.add_host_block(data, size);
-    return data;
+  void occupy_pinned(std::byte* data, int64_t size, MemoryCategory category) override {
+    order_.add_host_block(data, size, "a pinned buffer (" + std::string(name_of(category)) + ")");
   }
   void retire_pinned(std::byte* data) override {
-    order_.remove_host_block(data);
-    Device::retire_pinned(data);
+    const auto missing = order_.remove_host_block(data);
+    if (!missing) return Device::retire_pinned(data);
+    // Work that uses the memory may still run.
+    released_early_.push_back(data);
+    report(missing->queue, missing->text);
   }
   void occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override {
     compute().push(sentinels_.add(data, bytes, size, category, launches()), true);
@@ -265,11 +295,20 @@ class CheckedDevice final : public Device {
   }
 
  private:
-  // A channel waits for its own queues; their number depends on the other ranks.
-  bool is_of_channel(Queue queue) const {
-    if (static_cast<size_t>(queue) < kQueues) return false;
-    const std::string& name = added_[static_cast<size_t>(queue) - kQueues];
-    return name.starts_with("transfers of ") || name.starts_with("delivery of ");
+  struct NamedQueue {
+    AddedQueue purpose;
+    std::string name;
+  };
+  std::unique_ptr<CheckedEvent> make_event(Queue queue) {
+    return std::make_unique<CheckedEvent>(queue_of(queue), queue, queue_of(queue).last(), event_waits_);
+  }
+  // Whether CheckedOptions::ignored_wait counts a wait of `queue` for an event of `source`. A channel waits
+  // for its own queues; their number depends on the other ranks.
+  bool is_counted(Queue queue, Queue source) const {
+    const auto index = static_cast<size_t>(queue);
+    if (index >= kQueues && added_[index - kQueues].purpose != AddedQueue::work) return false;
+    const auto matches = [](Queue wanted, Queue found) { return wanted == Queue::count_ || wanted == found; };
+    return matches(options_.ignored_waiter, queue) && matches(options_.ignored_source, source);
   }
   std::byte* take_block(int64_t size) {
     if (const auto found = free_blocks_.find(size); found != free_blocks_.end() && !found->second.empty()) {
@@ -284,11 +323,13 @@ class CheckedDevice final : public Device {
   void declare_copy(Queue queue, std::byte* address, int64_t bytes, bool writes, const char* what) {
     declare_access(queue, {address, bytes}, writes, std::string(what) + " on the queue " + queue_name(queue));
   }
+  static std::string text_of_missing_wait(const std::string& what) {
+    return "internal error: missing wait: " + what;
+  }
   // The work that is queued next does not run, and the host finds the error.
   void report(Queue queue, const std::optional<std::string>& missing_wait) {
     if (!missing_wait) return;
-    queue_of(queue).push(
-        [text = *missing_wait] { fail(ErrorCode::internal, "internal error: missing wait: " + text); });
+    queue_of(queue).push([text = text_of_missing_wait(*missing_wait)] { fail(ErrorCode::internal, text); });
   }
 
   void begin_workspace(Queue queue, kernels::Workspace workspace) override {
@@ -320,11 +361,14 @@ class CheckedDevice final : public Device {
   int64_t staged_ = 0;
   const uint64_t seed_;
   const CheckedQueue::HeldItems hold_;
-  // Calls of wait_for() for the first kQueues queues.
+  const CheckedOptions options_;
+  // Calls of wait_for() that is_counted().
   int64_t waits_ = 0;
-  const int64_t ignored_wait_;
-  // Names of the queues after the first kQueues.
-  std::vector<std::string> added_;
+  HostWaits event_waits_;
+  // Pinned memory that was released while a queue used it.
+  std::vector<std::byte*> released_early_;
+  // The queues after the first kQueues.
+  std::vector<NamedQueue> added_;
   // Declared last: the threads of the queues use the members above, so they must end first.
   std::deque<CheckedQueue> queues_;
 };

@@ -54,9 +54,9 @@ class CheckedQueue {
   Ticket pushed_ = 0, finished_up_to_ = 0, demanded_ = 0;
   std::exception_ptr error_;
   Ticket failed_ = 0;
-  // The tickets for which threads wait. Only their ends are announced: a queue has an item for each kernel.
+  // The tickets for which threads wait. Threads are notified for these only, not for each of the many items.
   std::multiset<Ticket> awaited_;
-  // What the thread waits for on work_, so that it is not woken for each item of a queue that has thousands.
+  // Why the queue's thread waits on work_: it is notified only for this, not for each of the many items.
   bool waits_for_items_ = false, holds_item_ = false;
   bool stop_ = false;
   const HeldItems hold_;

@@ -224,14 +224,15 @@ CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int 
   try {
     events_ = std::make_unique<EventPool>(context_);
     staging_ = std::make_unique<StagingBuffers>(context_, *events_);
-    // Blocks may lie apart: more addresses than memory.
+    // The ranges have more addresses than the GPU has memory, because free gaps may separate blocks.
     ranges_[static_cast<size_t>(Pool::small)] = std::make_unique<MappedRange>(context_, facts_.memory / 2);
     ranges_[static_cast<size_t>(Pool::large)] = std::make_unique<MappedRange>(context_, 2 * facts_.memory);
     make_kernel_error_slots();
     for (size_t queue = 0; queue < kQueues; ++queue) {
       const auto which = static_cast<Queue>(queue);
-      // Other ranks wait for transfers, and a transfer takes few of the multiprocessors.
-      CudaDevice::add_queue(which == Queue::communication, std::string(name_of(which)));
+      // Transfers have a high priority: other ranks wait for them, and they use few multiprocessors.
+      CudaDevice::add_queue(which == Queue::communication ? AddedQueue::transfers : AddedQueue::work,
+                            std::string(name_of(which)));
     }
     context_.check(runtime.create_stream(context_.device, true, &clock_stream_), "create a stream");
   } catch (...) {
@@ -269,9 +270,10 @@ void CudaDevice::make_kernel_error_slots() {
   kernel_errors_ = slots_;
 }
 
-Queue CudaDevice::add_queue(bool prompt, std::string name) {
+Queue CudaDevice::add_queue(AddedQueue purpose, std::string name) {
   CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
   StreamQueue queue{.name = std::move(name), .follows = bit_of(queues_.size())};
+  const bool prompt = purpose == AddedQueue::transfers;
   context_.check(context_.runtime.create_stream(context_.device, prompt, &queue.stream), "create a stream");
   const std::lock_guard lock(error_mutex_);
   queues_.push_back(std::move(queue));
@@ -293,7 +295,7 @@ void CudaDevice::throw_failure() {
 void CudaDevice::throw_error_of(QueueSet queues) {
   context_.check(context_.runtime.last_error(context_.device), "launch a kernel");
   for (size_t queue = 0; queue < queues_.size(); ++queue) {
-    // Added queues from 64 on are in no set, and checked always.
+    // A QueueSet has 64 bits; added queues beyond them are in no set and are always checked.
     if (const QueueSet bit = bit_of(queue); bit != 0 && !(queues & bit)) continue;
     if (queue < kQueues && slots_[queue].file) throw_kernel_error(slots_[queue]);
     std::exception_ptr error;
@@ -365,8 +367,8 @@ std::unique_ptr<Event> CudaDevice::record(Queue queue) {
   return event;
 }
 
-// CUDA gives the time between two events, in fp32: a reference that is young keeps it precise, and close to
-// the host's clock.
+// CUDA gives the time between two events in fp32. A recent reference event keeps the difference small, and so
+// precise and close to the host's clock.
 std::shared_ptr<const CudaDevice::TimeReference> CudaDevice::time_reference() {
   constexpr double kOldest = 1;  // seconds
   if (time_reference_ && steady_seconds() - time_reference_->seconds < kOldest) return time_reference_;
@@ -454,7 +456,7 @@ std::byte* CudaDevice::place_pinned(int64_t size) {
   return static_cast<std::byte*>(address);
 }
 void CudaDevice::retire_pinned(std::byte* data) {
-  // An error of the device is reported where it is next waited for; this one says nothing more.
+  // Ignores the status: an error of the device is reported at the next wait for it.
   (void)context_.runtime.free_pinned(context_.device, data);
 }
 

@@ -142,7 +142,7 @@ class CudaDevice : public Device {
   std::unique_ptr<Event> record(Queue queue) override;
   std::unique_ptr<Event> record_time(Queue queue) override;
   bool queues_work() const override { return true; }
-  Queue add_queue(bool prompt, std::string name) override;
+  Queue add_queue(AddedQueue purpose, std::string name) override;
   std::string queue_name(Queue queue) const override;
   void wait_for(Queue queue, const Event& event) override;
   std::byte* host_address(std::byte*) override { return nullptr; }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <string_view>
 #include <system_error>
 
@@ -11,6 +12,7 @@ namespace fs = std::filesystem;
 
 std::vector<fs::path> library_paths() {
   constexpr const char* kName = "libcapstan_cuda.so";
+  if (const char* named = std::getenv("CAPSTAN_CUDA_BACKEND"); named && *named) return {named};
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (error) return {};
@@ -22,8 +24,8 @@ namespace {
 
 Library missing_library(const std::vector<fs::path>& paths) {
   std::string places;
-  for (const fs::path& path : paths) places += (places.empty() ? "`" : ", `") + path.string() + "`";
-  return {.reason = "this build has no CUDA backend: there is no `libcapstan_cuda.so` in " + places,
+  for (const fs::path& path : paths) places += (places.empty() ? "`" : " or `") + path.string() + "`";
+  return {.reason = "this build has no CUDA backend, which would be " + places,
           .help = "build it with `cmake --preset cuda` (docs/gpu.md)"};
 }
 

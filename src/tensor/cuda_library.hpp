@@ -18,8 +18,9 @@ struct Library {
   std::string reason, help;
 };
 
-// Where the object is looked for, in order: ../lib/capstan beside the program's directory (installed), and
-// the program's directory (a build).
+// Where the object is looked for: the file that CAPSTAN_CUDA_BACKEND names (for programs that embed the
+// library), or, in order, ../lib/capstan beside the program's directory (installed), and the program's
+// directory (a build).
 std::vector<std::filesystem::path> library_paths();
 
 // Opens the first object that exists. It stays open.

@@ -39,8 +39,8 @@ namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 thread_local MemoryCategory current_category = MemoryCategory::activations;
 
-// Aligns large blocks to huge pages and requests them, which
-// saves page faults and TLB misses. Null when the system refuses.
+// Aligns large blocks to huge pages and requests them, which saves page faults and TLB misses. Null when the
+// system refuses.
 std::byte* allocate_aligned(size_t bytes) {
   const int64_t alignment = bytes >= size_t{kHugePage} ? kHugePage : 64;
   void* data = std::aligned_alloc(static_cast<size_t>(alignment),
@@ -157,6 +157,7 @@ std::byte* Device::allocate_pinned(int64_t bytes, MemoryCategory category) {
                                                    : "a smaller optimizer.optimizer_offload_fraction needs "
                                                      "less, where the optimizer is offloaded");
   count_host_memory(size, category);
+  occupy_pinned(data, size, category);
   return data;
 }
 
@@ -246,7 +247,7 @@ std::unique_ptr<Event> Device::record_time(Queue) {
   return std::make_unique<CompletedEvent>(steady_seconds(), host_waits_);
 }
 void Device::wait_for(Queue, const Event&) {}
-Queue Device::add_queue(bool, std::string) {
+Queue Device::add_queue(AddedQueue, std::string) {
   return Queue::communication;
 }
 

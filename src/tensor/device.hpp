@@ -98,7 +98,8 @@ enum class Queue : uint8_t {
   // queue. Memory is allocated and freed in the order of this queue: a block that another queue uses may be
   // freed once the compute queue waits for that use.
   compute,
-  // Transfers between ranks, and the kernels that reduce what they bring.
+  // Transfers between ranks through host memory, and the kernels that reduce what transfers bring. A channel
+  // of NCCL, and its stand-in, transfer on a queue of their own for each group.
   communication,
   // Copies between host and device that overlap with kernels.
   host_to_device,
@@ -107,6 +108,16 @@ enum class Queue : uint8_t {
 };
 inline constexpr size_t kQueues = static_cast<size_t>(Queue::count_);
 std::string_view name_of(Queue queue);
+
+// The purpose of a queue of Device::add_queue().
+enum class AddedQueue : uint8_t {
+  // Copies, and work of the host.
+  work,
+  // Transfers of a channel: other processes wait for them, and they begin as soon as they can.
+  transfers,
+  // Delivery of what a channel's transfers have brought.
+  delivery,
+};
 
 // A point in a queue: done when all work queued before it has run. Must not outlive its device.
 class Event {
@@ -162,9 +173,9 @@ class Device {
   // The two ranges of addresses (AllocatorRules).
   enum class Pool : uint8_t { small, large };
   // The allocator. Rounds sizes up, and divides two ranges of addresses into blocks, for small blocks and for
-  // large ones (BlockAllocator). A range grows where no free block is large enough, and
-  // returns memory to the system in release_cached() only. Not thread-safe: the training thread owns the
-  // device. Errors: no_fit when the system refuses memory.
+  // large ones (BlockAllocator). A range grows where no free block is large enough, and returns memory to the
+  // system in release_cached() only. Not thread-safe: the training thread owns the device. Errors: no_fit
+  // when the system refuses memory.
   std::byte* allocate(int64_t bytes, MemoryCategory category);
   void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
@@ -223,9 +234,8 @@ class Device {
   // Whether calls return before their work is done, and queues run at the same time; on the meta device,
   // those of the device that it stands for.
   virtual bool queues_work() const { return false; }
-  // A further queue, for copies and `enqueue` only: a launch on it is an internal error. prompt: its work
-  // begins as soon as it can, because other processes wait for it.
-  virtual Queue add_queue(bool prompt, std::string name);
+  // A further queue, for copies and `enqueue` only: a launch on it is an internal error.
+  virtual Queue add_queue(AddedQueue purpose, std::string name);
   virtual std::string queue_name(Queue queue) const { return std::string(name_of(queue)); }
   // Calls `listener` with every span that a QueueScope marks; empty: no listener.
   void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
@@ -243,6 +253,10 @@ class Device {
   // device. The checked device reports accesses of two queues that no event orders, with both descriptions
   // (`by`).
   virtual void declare_access(Queue, const ByteRows&, bool /*writes*/, const std::string& /*by*/) {}
+  // Declares that the host reads or writes host memory now, from which or to which queues copy. The checked
+  // device throws ErrorCode::internal if such a copy is under way for which the host has not waited, and
+  // names it. PinnedBuffer declares the accesses to its memory.
+  virtual void declare_host_access(const ByteRows&, bool /*writes*/) {}
 
   // The address at which host code can access this memory; nullptr where it cannot (HostView then copies).
   virtual std::byte* host_address(std::byte* address) = 0;
@@ -299,6 +313,8 @@ class Device {
   // Pinned memory of a rounded size; nullptr: the system refuses memory.
   virtual std::byte* place_pinned(int64_t size);
   virtual void retire_pinned(std::byte* data);
+  // Called when pinned memory of this (rounded) size is allocated.
+  virtual void occupy_pinned(std::byte*, int64_t /*size*/, MemoryCategory) {}
   // Returns the memory of pinned_pool(). The destructor of a device with a retire_pinned() of its own calls
   // it.
   void release_pinned_pool();
@@ -388,16 +404,22 @@ std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int worker
 // A CPU device that behaves like an accelerator, to find missing copies and waits on any machine
 // (checked_device.cpp): queues on their own threads with deliberate delays, tensor addresses that crash host
 // code, NaNs in uninitialized memory. Work of two queues on the same memory that no event orders is an error,
-// which names both, where the host next waits for the queue of the second. Gives the same bits as the CPU
-// device.
+// which names both, where the host next waits for the queue of the second. So is an access of the host to
+// memory of a copy for which it has not waited, where it is declared (declare_host_access()), and the release
+// of a pinned buffer that is still in use, where the host next waits for the queue that uses it. Gives the
+// same bits as the CPU device.
 struct CheckedOptions {
   // Seed of the delays.
   uint64_t seed = 1;
   // No work runs until a wait needs it: finds every missing wait.
   bool patient = false;
-  // The index of a call of wait_for() that is ignored, not counting those for the queues of channels; -1:
-  // none. A test plants a missing wait with it.
+  // Tests plant missing waits with the following. The index of a call of wait_for() that is ignored, not
+  // counting those of the queues of channels; -1: none.
   int64_t ignored_wait = -1;
+  // Counts the calls alone in which this queue waits for an event of that one; count_: of every queue.
+  Queue ignored_waiter = Queue::count_, ignored_source = Queue::count_;
+  // The index of a call of Event::wait() that is ignored; -1: none.
+  int64_t ignored_host_wait = -1;
 };
 std::unique_ptr<Device> make_checked_device(const kernels::Table& table, int threads = 0,
                                             const CheckedOptions& options = {});

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 
 namespace capstan {
 
@@ -46,7 +46,7 @@ std::byte* DoubleMapping::map(int access) {
   return static_cast<std::byte*>(address);
 }
 void DoubleMapping::refuse(const char* call) {
-  const std::string reason = std::strerror(errno);
+  const std::string reason = system_error_text(errno);
   close();
   fail(ErrorCode::unsupported, "the memory of the " + device_ + " cannot be made: " + call + ": " + reason,
        "train.device=cpu");

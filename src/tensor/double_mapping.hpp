@@ -9,8 +9,8 @@
 
 namespace capstan {
 
-// Content of device memory before it is written, and after it was freed: a NaN as bf16, fp16,
-// fp32 and fp64, and an index out of every range as an integer.
+// Content of device memory before it is written, and after it was freed: a NaN as bf16, fp16, fp32 and fp64,
+// and an index out of every range as an integer.
 inline constexpr uint16_t kNotWritten = 0x7FF4;
 void fill_not_written(std::byte* begin, int64_t bytes);
 

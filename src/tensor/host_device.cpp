@@ -9,7 +9,9 @@
 namespace capstan {
 
 HostDevice::HostDevice(Device& device, const kernels::Table& table)
-    : Device(device.allocator_rules()), device_(device), queue_(device.add_queue(false, "host kernels")) {
+    : Device(device.allocator_rules()),
+      device_(device),
+      queue_(device.add_queue(AddedQueue::work, "host kernels")) {
   CAPSTAN_ASSERT(!device.shares_host_memory(), "work is moved from a device whose memory is the host's");
   table_ = &table;
   launch_mode_ = device.is_meta() ? LaunchMode::none : LaunchMode::queue;
@@ -99,12 +101,15 @@ void HostDevice::copy_to_device(std::byte* to, const void* from_host, int64_t by
   if (bytes <= 0 || device_.is_meta()) return;
   device_.record(Queue::host_to_device)->wait();
   synchronize();
+  declare_host_access({to, bytes}, true);
   std::memcpy(to, from_host, static_cast<size_t>(bytes));
 }
 void HostDevice::copy_to_host(void* to_host, const std::byte* from, int64_t bytes) {
   CAPSTAN_ASSERT(!device_.is_meta(), "the value of a meta tensor was asked for");
   synchronize();
-  if (bytes > 0) std::memcpy(to_host, from, static_cast<size_t>(bytes));
+  if (bytes <= 0) return;
+  declare_host_access({const_cast<std::byte*>(from), bytes}, false);
+  std::memcpy(to_host, from, static_cast<size_t>(bytes));
 }
 
 std::byte* HostDevice::place(Pool pool, int64_t offset, int64_t size) {
@@ -133,7 +138,10 @@ void HostDevice::retire(std::byte* data, int64_t) {
 }
 
 void HostDevice::shrink(Pool pool, int64_t, int64_t) {
-  if (pool == Pool::large) free_kept_blocks();
+  if (pool != Pool::large) return;
+  // synchronize() has waited for the kernels alone.
+  for (const Queue queue : {Queue::device_to_host, Queue::host_to_device}) device_.record(queue)->wait();
+  free_kept_blocks();
 }
 
 void HostDevice::free_kept_blocks() {

@@ -26,7 +26,7 @@ class HostDevice final : public Device {
  public:
   // table: the CPU's kernels. `device` has memory of its own, and outlives this object.
   HostDevice(Device& device, const kernels::Table& table);
-  // Waits for the work of the queues. No tensor is left.
+  // Waits for the work of the queues. All tensors of the device must have been freed.
   ~HostDevice() override;
 
   // Downloads started from now on run after the present work of the device's compute queue.
@@ -53,7 +53,7 @@ class HostDevice final : public Device {
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
   void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) override;
   void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) override;
-  // On the queue of the kernels, whatever the queue.
+  // Run on the queue of the kernels; `queue` is ignored.
   void start_copy_to_device(std::byte* to, const void* from_host, int64_t bytes, Queue queue) override;
   void start_copy_to_host(void* to_host, const std::byte* from, int64_t bytes, Queue queue) override;
   std::unique_ptr<Event> record(Queue) override { return device_.record(queue_); }
@@ -63,6 +63,9 @@ class HostDevice final : public Device {
   void wait_for(Queue, const Event& event) override { device_.wait_for(queue_, event); }
   void declare_access(Queue, const ByteRows& memory, bool writes, const std::string& by) override {
     device_.declare_access(queue_, memory, writes, by);
+  }
+  void declare_host_access(const ByteRows& memory, bool writes) override {
+    device_.declare_host_access(memory, writes);
   }
   std::byte* host_address(std::byte* address) override { return device_.is_meta() ? nullptr : address; }
   void enqueue(Queue, std::function<void()> work) override { device_.enqueue(queue_, std::move(work)); }

@@ -14,6 +14,7 @@ HostView::HostView(const Tensor& tensor, Contents contents)
   CAPSTAN_ASSERT(tensor.is_contiguous(), "host view of " + tensor.text());
   if (data_) {
     tensor.device().synchronize();
+    tensor.device().declare_host_access({data_, tensor.bytes()}, contents == Contents::undefined);
     return;
   }
   copy_.resize(static_cast<size_t>(tensor.bytes()));
@@ -22,7 +23,8 @@ HostView::HostView(const Tensor& tensor, Contents contents)
 }
 
 void HostView::store() {
-  if (!copy_.empty()) tensor_.copy_from_host_bytes(copy_);
+  if (!copy_.empty()) return tensor_.copy_from_host_bytes(copy_);
+  tensor_.device().declare_host_access({data_, tensor_.bytes()}, true);
 }
 
 ChunkReader::ChunkReader(Device& device, int64_t chunk_bytes) : chunk_bytes_(chunk_bytes) {
@@ -53,8 +55,8 @@ void ChunkReader::read(const Tensor& tensor, const std::function<void(std::span<
     for (int64_t at = 0; at < tensor.bytes(); at += chunk_bytes_) {
       std::unique_ptr<Event> next = start_copy(at + chunk_bytes_);
       std::exchange(copied, std::move(next))->wait();
-      const std::span<const std::byte> buffer = buffers_[static_cast<size_t>(at / chunk_bytes_ % 2)].span();
-      take(buffer.first(static_cast<size_t>(bytes_at(at))));
+      const PinnedBuffer& buffer = buffers_[static_cast<size_t>(at / chunk_bytes_ % 2)];
+      take(buffer.host_read().first(static_cast<size_t>(bytes_at(at))));
     }
   } catch (...) {
     // The buffer and the tensor are in use until the next chunk is copied.

@@ -31,11 +31,24 @@ class PinnedBuffer {
     return *this;
   }
 
+  // The address, for copies that queues make.
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  std::span<std::byte> span() const { return {data_, static_cast<size_t>(bytes_)}; }
+  // The memory, for the host. Before it reads, the host waits for the copies to the buffer; before it writes,
+  // also for those from it. The checked device throws where it has not (Device::declare_host_access()).
+  std::span<const std::byte> host_read() const {
+    declare(false);
+    return {data_, static_cast<size_t>(bytes_)};
+  }
+  std::span<std::byte> host_write() {
+    declare(true);
+    return {data_, static_cast<size_t>(bytes_)};
+  }
 
  private:
+  void declare(bool writes) const {
+    if (data_) device_->declare_host_access({data_, bytes_}, writes);
+  }
   void swap(PinnedBuffer& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(bytes_, other.bytes_);
@@ -66,6 +79,8 @@ class PinnedPool {
     Returned first = std::move(returned.front());
     returned.pop_front();
     if (first.last_use) first.last_use->wait();
+    // No copy may be under way, whatever the next owner does with the buffer.
+    (void)first.buffer.host_write();
     return std::move(first.buffer);
   }
   // last_use: null where the buffer is not in use any more.

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -36,13 +37,37 @@ struct OpenGpu {
     CheckedQueue::Ticket ticket;
   };
   std::vector<HostRead> host_reads = {};
+  // A block of pinned memory, its last copy from the device, and the streams that have waited for such copies
+  // and whose work may read them: the kernels of a HostDevice.
+  struct Pinned {
+    int64_t bytes = 0;
+    CheckedQueue* queue = nullptr;
+    CheckedQueue::Ticket ticket = 0;
+    std::set<CheckedQueue*> readers = {};
+  };
+  std::map<const std::byte*, Pinned> pinned = {};
 
+  // Null: not pinned memory.
+  Pinned* pinned_at(const void* memory) {
+    const auto* const address = static_cast<const std::byte*>(memory);
+    const auto after = pinned.upper_bound(address);
+    if (after == pinned.begin()) return nullptr;
+    const auto& found = std::prev(after);
+    return address < found->first + found->second.bytes ? &found->second : nullptr;
+  }
+  void add_waiter(CheckedQueue& waiter, const CheckedQueue* queue, CheckedQueue::Ticket ticket) {
+    for (auto& [begin, block] : pinned)
+      if (block.queue == queue && block.ticket <= ticket) block.readers.insert(&waiter);
+  }
   void add_read(const HostRead& read) {
     std::erase_if(host_reads, [](const HostRead& earlier) { return earlier.queue->done(earlier.ticket); });
     host_reads.push_back(read);
   }
-  bool reads(const void* memory, int64_t bytes) const {
+  bool reads(const void* memory, int64_t bytes) {
     const auto* const begin = static_cast<const std::byte*>(memory);
+    const auto works = [](const CheckedQueue* queue) { return !queue->done(queue->last()); };
+    if (const Pinned* block = pinned_at(memory); block && std::ranges::any_of(block->readers, works))
+      return true;
     return std::ranges::any_of(host_reads, [&](const HostRead& read) {
       return read.begin < begin + bytes && begin < read.end && !read.queue->done(read.ticket);
     });
@@ -191,6 +216,10 @@ Status create_stream(OpenDevice* device, bool prompt, void** stream) {
 Status destroy_stream(OpenDevice* device, void* stream) {
   std::erase_if(gpu_at(device).host_reads,
                 [&](const OpenGpu::HostRead& read) { return read.queue == &queue_at(stream); });
+  for (auto& [begin, block] : gpu_at(device).pinned) {
+    block.readers.erase(&queue_at(stream));
+    if (block.queue == &queue_at(stream)) block.queue = nullptr;
+  }
   delete &queue_at(stream);
   return {};
 }
@@ -234,10 +263,12 @@ Status wait_event(OpenDevice*, void* event) {
   if (recorded.queue) finish(*recorded.queue, recorded.ticket);
   return {};
 }
-Status stream_wait_event(OpenDevice*, void* stream, void* event) {
+Status stream_wait_event(OpenDevice* device, void* stream, void* event) {
   const StreamEvent recorded = event_at(event);
-  if (recorded.queue && recorded.queue != &queue_at(stream))
+  if (recorded.queue && recorded.queue != &queue_at(stream)) {
+    gpu_at(device).add_waiter(queue_at(stream), recorded.queue, recorded.ticket);
     queue_at(stream).push([recorded] { finish(*recorded.queue, recorded.ticket); });
+  }
   return {};
 }
 Status elapsed(OpenDevice*, void* from, void* to, double* seconds) {
@@ -273,11 +304,14 @@ Status unmap_memory(OpenDevice* device, void* address, int64_t bytes) {
   gpu_at(device).mapped -= bytes;
   return {};
 }
-Status allocate_pinned(OpenDevice*, int64_t bytes, void** address) {
+Status allocate_pinned(OpenDevice* device, int64_t bytes, void** address) {
   *address = std::aligned_alloc(64, static_cast<size_t>(round_up(bytes, 64)));
-  return *address ? Status() : failed("allocate_pinned", "out of memory", StatusCode::out_of_memory);
+  if (!*address) return failed("allocate_pinned", "out of memory", StatusCode::out_of_memory);
+  gpu_at(device).pinned[static_cast<const std::byte*>(*address)] = {.bytes = bytes};
+  return {};
 }
-Status free_pinned(OpenDevice*, void* address) {
+Status free_pinned(OpenDevice* device, void* address) {
+  gpu_at(device).pinned.erase(static_cast<const std::byte*>(address));
   std::free(address);
   return {};
 }
@@ -287,14 +321,16 @@ Status copy(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyD
   const bool to_device = direction != CopyDirection::device_to_host;
   if ((from_device && !arena().holds(from, bytes)) || (to_device && !arena().holds(to, bytes)))
     return failed("copy", "not an address of the device");
-  // Reads before the first write give NaN, or -1 as an integer. A pinned buffer that another copy still reads
-  // changes in stream order only.
+  // Reads before the first write give NaN, or -1 as an integer. A pinned buffer that another copy or the work
+  // of another stream may still read changes in stream order only.
   OpenGpu& open = gpu_at(device);
   if (!to_device && !open.reads(to, bytes)) std::memset(to, 0xff, static_cast<size_t>(bytes));
   if (from_device) from = kernel_address(static_cast<const std::byte*>(from));
   if (to_device) to = kernel_address(static_cast<std::byte*>(to));
   const CheckedQueue::Ticket ticket =
       queue_at(stream).push([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  if (OpenGpu::Pinned* block = to_device ? nullptr : open.pinned_at(to))
+    block->queue = &queue_at(stream), block->ticket = ticket;
   if (!from_device) {
     const auto* const begin = static_cast<const std::byte*>(from);
     open.add_read({begin, begin + bytes, &queue_at(stream), ticket});

@@ -180,6 +180,14 @@ TEST_CASE("a bar in a cell of a Markdown table is escaped") {
   CHECK(markdown_cell("plain") == "plain");
 }
 
+TEST_CASE("control characters of a text are escaped for a terminal") {
+  CHECK(escape_controls("a\x1b[31m\r\x7f\xc2\x9b b\n\tc") == "a\\x1b[31m\\x0d\\x7f\\x9b b\n\tc");
+  CHECK(escape_controls("\u202eabc\u2069 \u00e9\U0001f600") == "\\u202eabc\\u2069 \u00e9\U0001f600");
+  CHECK(escape_controls("") == "");
+  CHECK(escape_name("a\nerror: b") == "a\\nerror: b");
+  CHECK(not_found_text("file", "x\nerror: y") == "not found: file = x\\nerror: y");
+}
+
 TEST_CASE("invalid UTF-8 is found at its offset") {
   CHECK(!first_invalid_utf8("plain, ünïcode, 日本, 🎉"));
   CHECK(first_invalid_utf8("ab\xff") == 2);
@@ -238,6 +246,13 @@ TEST_CASE("what is not there is named with what is near, written as the name was
   CHECK(prefix("data/corpus.txt") == Names{"data/corpus_text_document"});
   CHECK(prefix("data/corpus_text_document.bin") == Names{"data/corpus_text_document"});
   CHECK(prefix("data/other").empty());  // without its .idx
+  CHECK(prefix("data/corpsu") == Names{"data/corpus_text_document"});
+  fs::create_directories(directory.path() / "short");
+  for (const char* name : {"one_text_document.bin", "one_text_document.idx"})
+    write_file_durably(directory.path() / "short" / name, "x");
+  CHECK(prefix("short/onee") == Names{"short/one_text_document"});
+  CHECK(prefix("short/oen_text_document") == Names{"short/one_text_document"});
+  CHECK(prefix("short/nothing").empty());
   for (const char* name : {"a_text_document.bin", "a_text_document.idx"})
     write_file_durably(directory.path() / "data/more" / name, "x");
   CHECK(prefix("data/more/a") ==
@@ -290,6 +305,16 @@ TEST_CASE("a name of the Hub comes with the command that downloads it") {
   CHECK(test::holds(download_help("an-org/chats", HubKind::dataset),
                     "hf download an-org/chats --repo-type dataset --local-dir data/chats"));
   CHECK(download_help("./an-org/Model").find("hf download an-org/Model ") != std::string::npos);
+  CHECK(test::holds(download_help("an-org/Model@v1.2"),
+                    "hf download an-org/Model --revision v1.2 --local-dir Model, then hf:Model"));
+  for (const char* address : {"https://huggingface.co/an-org/Model", "https://hf.co/an-org/Model/tree/main",
+                              "/home/me/https:/huggingface.co/an-org/Model/"})
+    CHECK_MESSAGE(test::holds(download_help(address), "hf download an-org/Model --local-dir Model, then"),
+                  address);
+  CHECK(test::holds(download_help("https://huggingface.co/datasets/an-org/chats", HubKind::dataset),
+                    "hf download an-org/chats --repo-type dataset"));
+  for (const char* name : {"https://huggingface.co/an-org", "an-org/Model@", "runs/a"})
+    CHECK_MESSAGE(download_help(name).empty(), name);
   for (const std::string& name : {std::string("model"), std::string("a/b/c"), root + "/model",
                                   std::string("../a/b"), root + "/x/y/z", std::string("a b/c")})
     CHECK_MESSAGE(download_help(name).empty(), name);

@@ -84,7 +84,7 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
   CHECK(error.out.empty());
   CHECK_MESSAGE(contains(error.err, "error[C0801]: not found: dataset.data_path = corpus\n"), error.err);
   const std::string there = "dataset.data_path=corpus_text_document";
-  const Finished complete = run_in(scratch, {"check", "my.yaml", there, "--files"});
+  const Finished complete = run_in(scratch, {"check", "my.yaml", there, "--files", "train.train_iters=20"});
   CHECK(complete.code == 0);
   CHECK_MESSAGE(complete.err.empty(), complete.err);
 
@@ -290,6 +290,88 @@ TEST_CASE("check --files and train refuse directories that cannot be written") {
   CHECK(std::distance(fs::directory_iterator(scratch.path()), fs::directory_iterator()) == 2);
 }
 
+TEST_CASE("check refuses a run directory in which train would not begin") {
+  const ScratchDirectory scratch;
+  fs::create_directories(scratch.file("data"));
+  scratch.write("data/a.txt", "x");
+  const auto both = [&](const std::vector<std::string>& more, bool files, const std::string& expected) {
+    std::vector<std::string> words = tiny_recipe(more);
+    words.insert(words.begin(), "train");
+    const Finished trained = run_in(scratch, words);
+    CHECK(trained.code != 0);
+    CHECK_MESSAGE(contains(trained.err, expected), trained.err);
+    words[0] = "check";
+    if (files) words.emplace_back("--files");
+    const Finished checked = run_in(scratch, words);
+    CHECK(checked.code == 1);
+    CHECK(checked.out.empty());
+    CHECK_MESSAGE(contains(checked.err, expected), checked.err);
+    CHECK_MESSAGE(contains(checked.err, "with --run-dir DIR"), checked.err);
+  };
+  const std::string foreign = "`data` exists and is not a run directory (it has no run.json)";
+  both({"--run-dir", "data"}, true, foreign);
+  both({"name=a/b"}, false, "the recipe's name `a/b` cannot name a directory in runs/");
+  both({"name=a/b"}, true, "the recipe's name `a/b` cannot name a directory in runs/");
+  both({"--run-dir", "data/a.txt"}, true, "run directory = data/a.txt: `data/a.txt` is a file");
+  // A name that is not used is none of its business.
+  std::vector<std::string> words = tiny_recipe({"name=a/b", "--files", "--run-dir", "r"});
+  words.insert(words.begin(), "check");
+  CHECK(run_in(scratch, words).code == 0);
+}
+
+TEST_CASE("check --files shows the warnings with which train would begin") {
+  const ScratchDirectory scratch;
+  std::string lines;
+  for (int i = 0; i < 6; ++i) lines += "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"prompt\": 1}\n";
+  scratch.write("a.jsonl", lines + "{\"prompt\": \"ab\", \"completion\": \"\"}\n");
+  const std::vector<std::string> sft = {
+      "dataset=sft",          "dataset.format=prompt_completion", "tokenizer.tokenizer_type=byte",
+      "model.vocab_size=257", "dataset.train_files=[a.jsonl]",    "dataset.split=1,0,0",
+      "train.train_iters=100"};
+  const auto words = [&](const char* command, std::vector<std::string> more) {
+    std::vector<std::string> all = tiny_recipe(sft);
+    all.insert(all.begin(), command);
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  // Every bad line, not only the first.
+  const Finished bad = run_in(scratch, words("check", {"--files"}));
+  CHECK(bad.code == 1);
+  for (int line = 2; line <= 12; line += 2)
+    CHECK_MESSAGE(contains(bad.err, "a.jsonl:" + std::to_string(line) + ":"), bad.err);
+
+  const std::string skip = "dataset.on_bad_line=skip";
+  const Finished checked = run_in(scratch, words("check", {"--files", skip}));
+  CHECK(checked.code == 0);
+  CHECK_MESSAGE(contains(checked.out, "no errors, 4 warnings"),
+                checked.out);  // model.vocab_size is given twice
+  for (const char* expected :
+       {"training data: 6 lines are not valid samples and were skipped:\n",
+        "training data: 1 sample has an empty answer:\n", "the run makes 100.0 passes over"})
+    CHECK_MESSAGE(contains(checked.err, std::string("warning[C0806]: ") + expected), checked.err);
+  CHECK(contains(run_in(scratch, words("check", {skip})).out, "no errors, 1 warning"));
+  const Finished trained = run_in(scratch, words("train", {skip, "train.exit_interval=1"}));
+  CHECK(trained.code == 75);
+  CHECK_MESSAGE(contains(trained.err, "warning: the run makes 100.0 passes over"), trained.err);
+
+  // Weights that were trained with other data.
+  std::vector<std::string> base = words("train", {skip, "--run-dir", "base", "train.train_iters=1"});
+  REQUIRE(run_in(scratch, base).code == 0);
+  scratch.write("text.txt", "one two three four five six seven eight nine ten\n");
+  REQUIRE(run_in(scratch, {"tokenizer", "train", "text.txt", "--vocab-size", "257", "--min-frequency", "1",
+                           "--output", "other.json"})
+              .code == 0);
+  const std::vector<std::string> other = {skip, "tokenizer.tokenizer_type=huggingface",
+                                          "tokenizer.tokenizer_model=other.json",
+                                          "checkpoint.pretrained_checkpoint=base"};
+  std::vector<std::string> files = words("check", other);
+  files.emplace_back("--files");
+  const Finished weights = run_in(scratch, files);
+  CHECK(weights.code == 0);
+  CHECK_MESSAGE(contains(weights.err, "warning[C0806]: the weights of "), weights.err);
+  CHECK_MESSAGE(contains(weights.err, "another tokenizer"), weights.err);
+}
+
 TEST_CASE("a misspelled directory is named with what is near, component by component") {
   const ScratchDirectory scratch;
   fs::create_directories(scratch.file("data"));
@@ -316,6 +398,29 @@ TEST_CASE("check refuses a device that cannot train, and accepts one that is not
   CHECK(refused.code == 1);
   CHECK_MESSAGE(contains(refused.err, "this version cannot train it:\n    train.device: "), refused.err);
   CHECK(run({"check", "quickstart", "train.device=cuda"}).code == 0);
+}
+
+TEST_CASE("train says where the launch has other ranks than the recipe or the command line asks for") {
+  const ScratchDirectory scratch;
+  scratch.write("two.yaml", "extends: quickstart\ndist: {world_size: 2}\n");
+  const auto said = [&](const char* recipe, const std::vector<std::string>& more) {
+    std::vector<std::string> words = tiny_recipe({"train.train_iters=1"});
+    words[0] = recipe;
+    words.insert(words.begin(), "train");
+    words.insert(words.end(), more.begin(), more.end());
+    const Finished done = run_in(scratch, words);
+    CHECK_MESSAGE(done.code == 0, done.err);
+    return done.err;
+  };
+  CHECK(contains(said("./two.yaml", {"--run-dir", "a"}),
+                 "the recipe asks for 2 ranks (./two.yaml:2:8), this run has 1: the launch decides"));
+  CHECK(
+      contains(said("./two.yaml", {"dist.world_size=3", "--run-dir", "b"}),
+               "the command line asks for 3 ranks (dist.world_size=3), this run has 1: the launch decides"));
+  CHECK_FALSE(contains(said("quickstart", {"--run-dir", "c"}), "asks for"));
+  CHECK_FALSE(contains(said("./two.yaml", {"dist.world_size=1", "--run-dir", "d"}), "asks for"));
+  CHECK(contains(run_in(scratch, {"explain", "dist.world_size", "./two.yaml", "--ranks", "1"}).out,
+                 "./two.yaml:2:8: 2  (replaced)"));
 }
 
 TEST_CASE("a wrong preset hides no other mistake") {

@@ -132,7 +132,7 @@ std::string bash_replies(const std::string& line, int type = 9) {
 TEST_CASE("the bash script in a real bash") {
   CHECK(bash_replies("capstan che") == "check\n");
   CHECK(bash_replies("capstan recipe c") == "cp\n");
-  CHECK(bash_replies("capstan check quicks") == "quickstart\nquickstart-lora\n");
+  CHECK(bash_replies("capstan check quicks") == "quickstart\nquickstart-lora\nquickstart-moe\n");
   CHECK(bash_replies("capstan check quickstart train.train_it") == "train.train_iters=\n");
   // Behind a `=` bash replaces only what follows it.
   CHECK(bash_replies("capstan check quickstart dist.sequence_parallel=") == "true\nfalse\n");

@@ -51,6 +51,15 @@ TEST_CASE("data inspect needs no tokenizer") {
   CHECK(p.in({"data", "inspect", "nothing"}).code == 2);
 }
 
+TEST_CASE("the bytes of a text are a tokenizer, by its word or the name of its preset") {
+  const Prepared& p = prepared();
+  for (const char* name : {"bytes", "byte"}) {
+    const Finished encoded = p.in({"tokenizer", "encode", "heldout.txt", "-t", name});
+    CHECK_MESSAGE(encoded.code == 0, encoded.err);
+    CHECK(contains(encoded.out, "116,104,101,32"));
+  }
+}
+
 TEST_CASE("data of another tokenizer: refused by train and data inspect, and a run keeps its own") {
   const Prepared& p = prepared();
   REQUIRE(p.in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "300", "--output",
@@ -136,6 +145,10 @@ TEST_CASE("data prepare and tokenizer train replace files with --overwrite only"
   auto again = words;
   again.push_back("--overwrite");
   CHECK(p.in(again).code == 0);
+  // The name of the dataset means its prefix.
+  auto named = words;
+  named.back() = "corpus_text_document";
+  CHECK(contains(p.in(named).err, "`corpus_text_document.bin` exists already"));
 }
 
 TEST_CASE("an HTML page among the texts is a warning, and a note where its name says so") {

@@ -194,6 +194,15 @@ TEST_CASE(
   const Finished both = run(plot);
   CHECK_MESSAGE(both.code == 0, both.err);
   CHECK(contains(read_text(scratch.file("both.html")), "bare"));
+  CHECK(run(plot).code == 0);
+  // A page is replaced, another file is not.
+  scratch.write("corpus.txt", "a text");
+  plot.arguments.back() = "corpus.txt";
+  const Finished refused = run(plot);
+  CHECK(refused.code == 2);
+  CHECK_MESSAGE(contains(refused.err, "`corpus.txt` exists and is not an output of this command"),
+                refused.err);
+  CHECK(read_text(scratch.file("corpus.txt")) == "a text");
   // A run that cannot be read does not keep the others from the page of all runs.
   for (const char* name : {"flat", "broken"}) fs::create_directories(scratch.file("runs") + "/" + name);
   fs::copy(scratch.file("flat"), scratch.file("runs/flat"),

@@ -140,27 +140,96 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds") {
-  const ScratchDirectory scratch;
+namespace {
+
+// Fine-tuning data of samples whose question and answer have that many characters each.
+void write_samples(const ScratchDirectory& scratch, int samples, size_t characters) {
   std::string lines;
-  const std::string text(120, 'x');
-  for (int i = 0; i < 80'000; ++i)
+  const std::string text(characters, 'x');
+  for (int i = 0; i < samples; ++i)
     lines.append(R"({"prompt": "q)")
         .append(text)
         .append(R"(", "completion": "a)")
         .append(text)
         .append("\"}\n");
   scratch.write("data.jsonl", lines);
+}
+
+// What a run announces before its first step.
+double announced_mib(const Finished& trained) {
+  const size_t at = trained.err.find(" per step per rank, about ");
+  REQUIRE_MESSAGE(at != std::string::npos, trained.err);
+  return mib(trained.err.substr(at + 26));
+}
+
+}  // namespace
+
+TEST_CASE("reading many short samples takes no more memory than the base") {
+  const ScratchDirectory scratch;
+  write_samples(scratch, 60'000, 120);
+  const Words words = tiny_recipe({"train.threads=1", "train.train_iters=1", "model.seq_length=512",
+                                   "model.vocab_size=257", "tokenizer=byte", "dataset=sft",
+                                   "dataset.train_files=data.jsonl", "validation.eval_interval=null"});
+  const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  check_resident(trained.resident_mib, announced_mib(trained));
+}
+
+TEST_CASE("the indices of Megatron's order are part of the estimate and of what the limit holds") {
+  const ScratchDirectory scratch;
+  std::string lines;
+  for (int i = 0; i < 20'000; ++i) lines += "{\"text\": \"a\"}\n";
+  scratch.write("docs.jsonl", lines);
+  const Finished made = in(
+      scratch, "data", {"prepare", "docs.jsonl", "--tokenizer", "byte", "--append-eod", "--output", "docs"});
+  REQUIRE_MESSAGE(made.code == 0, made.err);
+  // Two tokens a document: eight documents a sample, of which the run reads two.
+  const Words words = tiny_recipe({"train.threads=1", "train.train_iters=1500000", "train.exit_interval=1",
+                                   "model.vocab_size=257", "tokenizer=byte", "dataset=gpt",
+                                   "dataset.data_path=docs_text_document", "dataset.split='1,0,0'",
+                                   "dataset.sample_order=megatron", "checkpoint.save_interval=null"});
+  const double estimated = estimated_mib(scratch, words, {"--step"});
+  CHECK(estimated > 3e6 * (8 * 4 + 4 + 2) / (1 << 20));
+  const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 75, trained.err);  // train.exit_interval
+  CHECK(announced_mib(trained) == doctest::Approx(estimated).epsilon(0.02));
+  check_resident(trained.resident_mib, estimated);
+  for (const Finished& one :
+       {in(scratch, "check", words, {"resilience.memory_limit=100MiB"}),
+        in(scratch, "train", words, {"resilience.memory_limit=100MiB", "--run-dir", "l"})}) {
+    CHECK_MESSAGE(one.code == 3, one.err);
+    CHECK_MESSAGE(contains(one.err, "resilience.memory_limit allows 100.0 MiB"), one.err);
+  }
+  const Finished unread = in(scratch, "show", words, {"--step", "dataset.data_path=missing_text_document"});
+  CHECK_MESSAGE(contains(unread.out, "\nwithout the indices of Megatron's order: not found: "), unread.out);
+}
+
+TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds") {
+  const ScratchDirectory scratch;
+  write_samples(scratch, 80'000, 120);
   const Words words = tiny_recipe({"train.threads=1", "train.train_iters=1", "model.seq_length=256",
                                    "model.vocab_size=257", "tokenizer=byte", "dataset=sft",
                                    "dataset.train_files=data.jsonl", "validation.eval_interval=null"});
   const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  const size_t at = trained.err.find(" per step per rank, about ");
-  REQUIRE_MESSAGE(at != std::string::npos, trained.err);
-  const double estimated = mib(trained.err.substr(at + 26));
+  const double estimated = announced_mib(trained);
   CHECK(estimated > 4e-6 * 80'000 * 240 * 0.95);  // four bytes a token
   check_resident(trained.resident_mib, estimated);
+  // `show --step` and plans say the same, whether or not there is a limit.
+  CHECK(estimated_mib(scratch, words, {"--step"}) == doctest::Approx(estimated).epsilon(0.02));
+  Words sweep;
+  for (const std::string& word : words)
+    if (word != "dataset=mock" && word != "tokenizer=none" && word != "model.vocab_size=256" &&
+        word != "model.seq_length=16")
+      sweep.push_back(word);
+  sweep.insert(sweep.begin(), "plan");
+  sweep.insert(sweep.end(), {"optimizer.lr=1e-3,2e-3", "--out", "s", "--json"});
+  const json plan = capstan::json_of(in(scratch, "sweep", sweep).out);
+  REQUIRE(plan["trials"].size() == 2);
+  for (const json& trial : plan["trials"])
+    CHECK(trial["memory_bytes"].get<double>() / (1 << 20) == doctest::Approx(estimated).epsilon(0.02));
+  const Finished without = in(scratch, "show", words, {"--step", "dataset.train_files=none.jsonl"});
+  CHECK_MESSAGE(contains(without.out, "\nwithout fine-tuning data: not found: "), without.out);
   const Words limit{"resilience.memory_limit=50MiB"};
   const Finished checked = in(scratch, "check", words, {limit[0], "--files"}),
                  unread = in(scratch, "check", words, limit),
@@ -308,6 +377,32 @@ TEST_CASE("the table of a step in docs/performance.md is what the command above 
     ++compared;
   }
   CHECK(compared >= 6);
+}
+
+TEST_CASE("the table of state in 16 bits in docs/performance.md is what the command above it prints") {
+  std::istringstream page(read_text(std::string(kSourceDirectory) + "/docs/performance.md"));
+  std::string line;
+  while (std::getline(page, line) && line != "### Gradients and optimizer state in 16 bits") continue;
+  const std::string begin = "    capstan show ";
+  while (std::getline(page, line) && !line.starts_with(begin)) continue;
+  REQUIRE(line.starts_with(begin));
+  const Words command = cells_of(line.substr(std::string("    capstan ").size()), " ");
+  const ScratchDirectory scratch;
+  size_t compared = 0;
+  while (std::getline(page, line) && !line.starts_with("###")) {
+    const Words cells = cells_of(line, "|");
+    if (cells.size() != 3 || cells[0] == "fields" || line.starts_with("|---")) continue;
+    CAPTURE(line);
+    Words words = command;
+    if (cells[0] != "none")
+      for (const std::string& field : cells_of(cells[0].substr(1, cells[0].size() - 2), " "))
+        words.push_back(field);
+    const Finished shown = run_in(scratch, words);
+    REQUIRE_MESSAGE(shown.code == 0, shown.err);
+    CHECK_MESSAGE(contains(shown.out, "largest: rank 0: " + cells[2] + ","), shown.out);
+    ++compared;
+  }
+  CHECK(compared == 5);
 }
 
 TEST_CASE("the recipes fit the GPUs that they are made for") {

@@ -224,6 +224,19 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
                 idle.err);
   const Finished preset = write({"--temperature", "0", "optimizer=sgd"});
   CHECK(preset.out == greedy.out);
+  CHECK_MESSAGE(contains(preset.err, "nor reads a dataset: `optimizer=sgd`"), preset.err);
+  CHECK(contains(write({"--temperature", "0", "dataset=mock"}).err, "nor reads a dataset: `dataset=mock`"));
+  const Finished half = write({"--temperature", "0", "mixed_precision=bf16_mixed"});
+  CHECK(half.out == greedy.out);
+  CHECK_MESSAGE(contains(half.err, "gives the fields itself: `mixed_precision=bf16_mixed`"), half.err);
+  // The tokenizer of a run is its own.
+  for (const char* other : {"tokenizer=byte", "tokenizer=none"})
+    for (const Finished& refused :
+         {write({other}), p.in({"eval", "uninterrupted", "--text", "heldout.txt", other})}) {
+      CHECK(refused.code == 2);
+      CHECK_MESSAGE(contains(refused.err, "`" + std::string(other) + "`: "), refused.err);
+      CHECK(contains(refused.err, "cannot be replaced"));
+    }
   const Finished elsewhere = p.in({"runs", "ls", "uninterupted"});
   CHECK(elsewhere.code == 2);
   CHECK_MESSAGE(contains(elsewhere.err, "did you mean `uninterrupted`?"), elsewhere.err);

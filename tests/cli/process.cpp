@@ -1,4 +1,5 @@
 #include "process.hpp"
+#include "base/actions.hpp"
 #include "support/paths.hpp"
 
 #include <fcntl.h>
@@ -114,6 +115,11 @@ Finished run(const Launch& launch) {
   result.resident_mib = static_cast<double>(usage.ru_maxrss) / 1024;
   result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (killed) result.err += "\n(the test ended it: it ran for too long)\n";
+  // No output shows the marker of an action in place of its words.
+  for (const Action& action : plain_action_words())
+    for (const std::string& text : {result.out, result.err})
+      if (contains(text, "{" + std::string(action.name) + "}"))
+        throw std::runtime_error("the marker {" + std::string(action.name) + "} is printed:\n" + text);
   return result;
 }
 

@@ -165,6 +165,23 @@ TEST_CASE("trim: what the base says goes with its comments, the meaning and the 
   CHECK(run({"recipe", "trim", scratch.write("bad.yaml", "model: {num_layer: 1}\n")}).code == 2);
 }
 
+TEST_CASE("trim: comments of a deleted entry go from braces over several lines too") {
+  ScratchDirectory scratch;
+  scratch.write("base.yaml", "extends: quickstart\ntrain: {micro_batch_size: 2, global_batch_size: 4}\n");
+  const std::string head = "# mine\nextends: base.yaml\nname: mine\n";
+  const auto trimmed = [&](const std::string& train) {
+    const std::string file = scratch.write("mine.yaml", head + train);
+    const Finished done = run({"recipe", "trim", file});
+    CHECK_MESSAGE(done.code == 0, done.err);
+    return read_text(file);
+  };
+  CHECK(trimmed("train: {\n  # batch of the base\n  micro_batch_size: 2,   # two\n  train_iters: 77\n}\n") ==
+        head + "train: {\n  train_iters: 77\n}\n");
+  CHECK(
+      trimmed("train: {\n  train_iters: 77,  # short\n  # batch of the base\n  micro_batch_size: 2   # two\n"
+              "}\n") == head + "train: {\n  train_iters: 77  # short\n}\n");
+}
+
 TEST_CASE("diff of recipes: by effect, 1 where they differ") {
   ScratchDirectory scratch;
   const std::string file = scratch.write(

@@ -33,11 +33,10 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
 }
 
 TEST_CASE("check refuses what train refuses") {
-  for (const std::string change :
-       {"model.mtp_num_layers=1", "dist.pipeline_schedule=zero_bubble", "model.num_moe_experts=4"}) {
+  for (const std::string change : {"model.mtp_num_layers=1", "comm_overlap.delay_wgrad_compute=true",
+                                   "model.moe_router_load_balancing_type=sinkhorn"}) {
     CAPTURE(change);
-    const std::vector<std::string> words = {"quickstart", "dataset=mock", change,
-                                            "model.moe_router_load_balancing_type=none"};
+    const std::vector<std::string> words = {"quickstart", "dataset=mock", change, "model.num_moe_experts=4"};
     const auto with = [&](const std::string& command, const std::string& more) {
       std::vector<std::string> all = words;
       if (change.find("moe") == std::string::npos) all.pop_back();
@@ -143,7 +142,9 @@ TEST_CASE("a recipe from standard input and from files") {
 TEST_CASE("methods are listed with their models, and their short names are recipes") {
   const Finished listed = run({"recipe", "ls"});
   CHECK(contains(listed.out, "\nlora model=MODEL  "));
-  CHECK(contains(listed.out, "\nmodels of dora lora qlora sft: gemma2-27b "));
+  CHECK(contains(listed.out, "\nmodels of dora lora qlora: gemma2-27b "));
+  CHECK(contains(listed.out, "\nmodels of sft: gemma2-27b "));
+  CHECK(contains(listed.out, " mixtral-8x7b "));
   CHECK_FALSE(contains(listed.out, "llama3.1-8b-lora"));
   const auto all = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   CHECK(all["methods"].size() == 4);
@@ -241,6 +242,13 @@ TEST_CASE("explain: fields, sections, values") {
   CHECK(run({"explain", "model.num_layers", "quickstart", "model.num_layers=9"}).out ==
         run({"explain", "model.num_layers", "-r", "quickstart", "model.num_layers=9"}).out);
   CHECK(run({"explain", "model.num_layers", "quickstart", "-r", "llama3-8b"}).code == 2);
+  // Without a path: the sections.
+  const Finished sections = run({"explain"});
+  CHECK(sections.code == 0);
+  for (const char* section : {"model ", "optimizer ", "dist ", "`capstan explain SECTION`"})
+    CHECK_MESSAGE(contains(sections.out, section), sections.out);
+  CHECK(capstan::json_of(run({"explain", "--json"}).out)["sections"].size() > 10);
+  CHECK(contains(run({"explain", "maxsteps"}).err, "did you mean `train.train_iters`?"));
   const Finished field = run({"explain", "optimizer.lr"});
   CHECK(field.code == 0);
   CHECK(contains(field.out, "optimizer.lr"));

@@ -78,14 +78,15 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
                        .epsilon(1e-9));
     CHECK(rows[i]["mfu"].get<double>() > 0);
     CHECK(rows[i]["mfu"].get<double>() <= 1);
+    CHECK(rows[i]["mfu"].get<double>() * rows[i]["gemm_tflops_per_rank"].get<double>() ==
+          doctest::Approx(rows[i]["tflops_per_rank"].get<double>()).epsilon(1e-9));
     before = step;
   }
   CHECK_MESSAGE(contains(fourth.err, "estimated time: about "), fourth.err);
-  CHECK_MESSAGE(
-      contains(
-          fourth.err,
-          "at the measured GEMM throughput, the rest comes on top; the progress line has the measured time)"),
-      fourth.err);
+  CHECK_MESSAGE(contains(fourth.err,
+                         "at the measured GEMM throughput, other operations add to it; the progress line has "
+                         "the measured time)"),
+                fourth.err);
   std::string events;
   for (const auto& entry : fs::directory_iterator(scratch.file("fourth")))
     if (entry.path().filename().string().starts_with("events.out"))
@@ -213,7 +214,7 @@ TEST_CASE(
     const Finished stopped = run(launch);
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     CHECK_MESSAGE(times(stopped.err, "stopping after this s") == 1, stopped.err);  // step or save
-    CHECK_MESSAGE(times(stopped.err, "; again to stop now\n") == 1, stopped.err);
+    CHECK_MESSAGE(times(stopped.err, "; a second signal stops at once\n") == 1, stopped.err);
     CHECK_MESSAGE(contains(stopped.err, "--nproc 2") == (ranks == 2), stopped.err);
     CHECK(state_of(scratch, "r") == "stopped");
     CHECK(fs::is_empty(scratch.file("tmp")));
@@ -243,9 +244,10 @@ TEST_CASE("ctrl-C in the first step says that it is not timed, or its estimate; 
   for (int attempt = 0; attempt < 6 && !contains(first, "stopped at step 1"); ++attempt)
     first = interrupt_at("estimated time: about", "first" + std::to_string(attempt), 0);
   CHECK_MESSAGE(contains(first, "stopped at step 1"), first);
-  const bool is_told = contains(first, " step, the first to be timed; again to stop now\n") ||
-                       contains(first, " by the estimate; again to stop now\n") ||
-                       contains(first, "after the first step, which has not begun; again to stop now\n");
+  const bool is_told =
+      contains(first, " step, the first to be timed; a second signal stops at once\n") ||
+      contains(first, " by the estimate; a second signal stops at once\n") ||
+      contains(first, "after the first step, which has not begun; a second signal stops at once\n");
   CHECK_MESSAGE(is_told, first);
   // Between the line of a step and the beginning of the next one the step is over, and nothing is left to
   // wait for: the signal comes later at each attempt.
@@ -293,7 +295,7 @@ TEST_CASE("a second ctrl-C within a save abandons it and names the checkpoint fr
     // The first signal after a step that is not saved, the second one as soon as the next save has begun.
     const Finished stopped = train_in(scratch, words, [&](const std::string& text, int) {
       if (sent == 0 && contains(text, "step 3/")) return ++sent, SIGINT;
-      if (sent != 1 || !contains(text, "again to stop now")) return 0;
+      if (sent != 1 || !contains(text, "a second signal stops at once")) return 0;
       ++sent;
       for (int wait = 0; wait < 20'000; ++wait) {
         const auto [steps, incomplete] = checkpoints_of(run);
@@ -331,12 +333,14 @@ TEST_CASE("a second ctrl-C before the first checkpoint says that there is none; 
     int sent = 0;
     const Finished stopped = train_in(scratch, words, [&](const std::string& text, int) {
       if (sent == 0 && contains(text, "estimated time: about")) return ++sent, SIGINT;
-      if (sent == 1 && contains(text, "again to stop now")) return ++sent, SIGINT;
+      if (sent == 1 && contains(text, "a second signal stops at once")) return ++sent, SIGINT;
       return 0;
     });
     CHECK_MESSAGE(stopped.code == 130, stopped.err);
-    CHECK_MESSAGE(times(stopped.err, "again to stop now\n") == 1, stopped.err);
+    CHECK_MESSAGE(times(stopped.err, "a second signal stops at once\n") == 1, stopped.err);
     CHECK_MESSAGE(times(stopped.err, "stopped now; the run has no checkpoint\n") == 1, stopped.err);
+    if (ranks > 1)
+      CHECK(contains(run_in(scratch, {"runs", "show", "r"}).out, "killed: ended at once by a second signal"));
   }
 }
 
@@ -359,6 +363,8 @@ TEST_CASE(
   const Finished killed = train_in(scratch, {"train.train_iters=1000000", "--run-dir", "killed"}, kill_once);
   CHECK(killed.code == 128 + SIGKILL);
   CHECK(state_of(scratch, "killed") == "killed");
+  CHECK(contains(run_in(scratch, {"runs", "show", "killed"}).out,
+                 "killed: no reason recorded; for example SIG"));
   const std::string listed = run_in(scratch, {"runs", "ls", "."}).out;
   for (const char* state : {"finished", "failed", "killed"}) CHECK(contains(listed, state));
   CHECK(train_in(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001", "--run-dir",
@@ -383,6 +389,9 @@ TEST_CASE(
   };
   CHECK(run(launch).code == 4);
   CHECK(state_of(scratch, "rank") == "killed");
+  const std::string shown = run_in(scratch, {"runs", "show", "rank"}).out;
+  CHECK_MESSAGE(contains(shown, "killed: rank 1"), shown);
+  CHECK_MESSAGE(contains(shown, "ended by signal 9"), shown);
   CHECK(fs::is_empty(scratch.file("tmp")));
 
   launch.arguments = train_tiny({"train.train_iters=1000000", "--run-dir", "parent", "--nproc", "2"});
@@ -414,7 +423,7 @@ TEST_CASE("a signal within an evaluation is answered at once, and the run stops 
   for (const int wait : {50, 200, 25, 400, 0, 800})
     if (!was_within(stopped)) stopped = interrupt_after(wait);
   CHECK_MESSAGE(stopped.code == 75, stopped.err);
-  const size_t answer = stopped.err.find("stopping after this evaluation; again to stop now\n");
+  const size_t answer = stopped.err.find("stopping after this evaluation; a second signal stops at once\n");
   REQUIRE_MESSAGE(answer != std::string::npos, stopped.err);
   CHECK_MESSAGE(stopped.err.find("validation loss") > answer, stopped.err);
   CHECK_MESSAGE(contains(stopped.err, "stopped at step 2: "), stopped.err);

@@ -191,6 +191,7 @@ TEST_CASE("a sweep is planned, run and inspected; an added value keeps completed
   refused({"sweep", "run", "s", "--trial", other},
           "not found: trial = " + other + "\n  = help: did you mean `");
   refused({"sweep", "run", "s", "--trial", "zzzzzzzzzzzz"}, "`capstan sweep status` lists them");
+  refused({"sweep", "add", "s", "optimizer.lr=-1"}, "no added trial is valid; optimizer.lr=-1:\n    error[");
   const Finished added = run_in(scratch, {"sweep", "add", "s", "optimizer.lr=3e-3"});
   REQUIRE_MESSAGE(added.code == 0, added.err);
   CHECK(contains(added.err, "1 trial is new"));

@@ -2,8 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
+#include <regex>
+#include <set>
 
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -316,4 +319,38 @@ TEST_CASE("the help of an error names the flag that the library's text does not"
       run({"data", "prepare", records, "--tokenizer", "bytes", "--output", scratch.file("corpus")});
   CHECK(refused.code == 2);
   CHECK_MESSAGE(contains(refused.err, "help: --on-bad-line skip leaves such records out"), refused.err);
+}
+
+// The commands between backquotes in the texts of the program, without those that are put together from parts
+// or hold a placeholder: "recipe ls".
+static std::set<std::string> commands_in_texts() {
+  std::set<std::string> commands;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(std::filesystem::path(kSourceDirectory) / "src")) {
+    if (entry.path().extension() != ".cpp") continue;
+    // Adjacent literals are one text.
+    const std::string text =
+        std::regex_replace(read_text(entry.path().string()), std::regex("\"\\s*\n\\s*\""), "");
+    const std::regex command("`capstan ([^`\"\n]*)`");
+    for (std::sregex_iterator at(text.begin(), text.end(), command), end; at != end; ++at)
+      if (!std::regex_search((*at)[1].str(), std::regex("[A-Z]{4}|\\bN\\b|\u2026")))
+        commands.insert((*at)[1].str());
+  }
+  return commands;
+}
+
+TEST_CASE("every command that a text of the program proposes exists, and answers as the text says") {
+  const std::set<std::string> commands = commands_in_texts();
+  CHECK(commands.size() > 30);
+  CHECK(commands.count("explain") == 1);
+  for (const std::string& command : commands) {
+    std::vector<std::string> words;
+    for (const std::string_view word : capstan::split(command, ' ')) words.emplace_back(word);
+    // Those that need no further words run; of the others, the name and the flags are those of a command.
+    const bool complete = command.starts_with("explain") || command.starts_with("help") ||
+                          command.starts_with("recipe ls") || command == "runs ls" || command == "version";
+    if (!complete && words.back() != "-h") words.emplace_back("--help");
+    const Finished done = run(words);
+    CHECK_MESSAGE(done.code == 0, "capstan " << command << ": " << done.err);
+  }
 }

@@ -1,5 +1,5 @@
 // Bugs in the order of transfers, planted, on the channel that buffers nothing: each is reported with the
-// ranks and their transfers. Two ranks.
+// ranks and their transfers. Two ranks, some three.
 #include "comm/blocking_channel.hpp"
 
 #include <doctest/doctest.h>
@@ -51,6 +51,60 @@ TEST_CASE("ranks that receive before they send are named with their transfers, w
             "transfers wait for each other: rank 0, group `world`, batch 1: receive of 32 bytes from rank 1; "
             "rank 1, group `world`, batch 1: receive of 32 bytes from rank 0"));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+TEST_CASE("nothing is buffered: ranks that both send before they receive wait for each other") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  const auto device = make_checked_device(kernels::cpu_table(), 1);
+  const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8});
+  const test::WithBlockingChannel with(group, *device);
+  group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
+  group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
+  const std::string error = error_of(*device);
+  CAPTURE(error);
+  CHECK(has(error,
+            "transfers wait for each other: rank 0, group `world`, batch 1: send of 32 bytes to rank 1; "
+            "rank 1, group `world`, batch 1: send of 32 bytes to rank 0"));
+}
+
+TEST_CASE("nothing is buffered: a send ends when its peer has come to the receive, and not before") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  const auto device = make_checked_device(kernels::cpu_table(), 1);
+  const test::WithBlockingChannel with(group, *device);
+  const Tensor values = Tensor::zeros(*device, {8});
+  if (group.rank() == 0) {
+    PendingTransfers sent = group.channel().start(TransferBatch().send(values, 1));
+    sent.wait(Queue::communication);
+    const auto end = device->record(Queue::communication);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK(!end->done());
+    group.barrier();
+    end->wait();
+    CHECK(end->done());
+  } else {
+    group.barrier();
+    group.channel().start(TransferBatch().receive(values, 0)).wait();
+    device->synchronize();
+  }
+}
+
+TEST_CASE("a ring of three ranks that receive before they send is named with all three") {
+  Communicator& group = world().communicator();
+  if (group.size() != 3) return;
+  const auto device = make_checked_device(kernels::cpu_table(), 1);
+  const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8});
+  const test::WithBlockingChannel with(group, *device);
+  group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
+  group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
+  const std::string error = error_of(*device);
+  CAPTURE(error);
+  CHECK(has(error, "transfers wait for each other: "));
+  for (int rank = 0; rank < 3; ++rank)
+    CHECK(has(error, "rank " + std::to_string(rank) +
+                         ", group `world`, batch 1: receive of 32 bytes from rank " +
+                         std::to_string((rank + 2) % 3)));
 }
 
 TEST_CASE("a cycle through the compute queue and two channels is found") {
@@ -112,6 +166,30 @@ TEST_CASE("ranks that start different collectives are named with both") {
   CHECK(has(error, "transfers of group `world` do not match"));
   CHECK(has(error, "all_gather of 32 bytes"));
   CHECK(has(error, "all_to_all of 32 bytes"));
+}
+
+TEST_CASE("ranks that exchange two collectives of one kind and size are named by their purposes") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  for (const bool exchanged : {false, true}) {
+    CAPTURE(exchanged);
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const test::WithBlockingChannel with(group, *device);
+    const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {16});
+    const int first = exchanged ? group.rank() : 0;
+    for (const int bucket : {first, 1 - first})
+      group.channel()
+          .start(TransferBatch().all_gather(mine, all).purpose("bucket " + std::to_string(bucket)))
+          .wait();
+    const std::string error = error_of(*device);
+    CAPTURE(error);
+    CHECK(error.empty() != exchanged);
+    if (!exchanged) continue;
+    CHECK(has(error, "transfers of group `world` do not match"));
+    CHECK(has(error, "all_gather of 32 bytes (bucket 0)"));
+    CHECK(has(error, "all_gather of 32 bytes (bucket 1)"));
+    while (!error_of(*device).empty()) continue;
+  }
 }
 
 TEST_CASE("ranks that start the batches of two groups in different orders are named with both batches") {

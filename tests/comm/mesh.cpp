@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "base/error.hpp"
 
@@ -48,6 +49,8 @@ TEST_CASE("16 ranks, TP 2, CP 2, DP 2, PP 2: the worked example") {
   CHECK(groups_of(folded, "etp") == pairs);
   CHECK(groups_of(folded, "ep") == groups_of(sizes, "cp"));
   CHECK(groups_of(folded, "edp") == data);
+  CHECK(Mesh(sizes, 0).text() == "tp2 cp2 dp2 pp2 ep4 etp1");
+  CHECK(Mesh(folded, 0).text() == "tp2 cp2 dp2 pp2 ep2");
   const Mesh mesh(sizes, 5);
   CHECK(mesh.index(Axis::tp) == 1);
   CHECK(mesh.index(Axis::cp) == 0);
@@ -65,7 +68,7 @@ TEST_CASE("a group that repeats another one has its ranks") {
     ++repeating;
     CHECK(groups_of(sizes, name) == groups_of(sizes, *repeated));
   }
-  CHECK(repeating == 1);
+  CHECK(repeating == 2);
 }
 
 TEST_CASE("links between stages, and groups without tensors") {
@@ -74,7 +77,33 @@ TEST_CASE("links between stages, and groups without tensors") {
   CHECK_FALSE(Mesh::is_link("pp"));
   for (const char* name : {"tp", "cp", "dp-cp", "pp", "shard", "tp-gradients", "embedding", "pp-forward-1"})
     CHECK_MESSAGE(Mesh::carries_tensors(name), name);
-  for (const char* name : {"dp", "tp-cp", "ep"}) CHECK_FALSE_MESSAGE(Mesh::carries_tensors(name), name);
+  for (const char* name : {"dp", "tp-cp", "edp"}) CHECK_FALSE_MESSAGE(Mesh::carries_tensors(name), name);
+}
+
+TEST_CASE("a map of stages decides which ranks have links and hold the embedding together") {
+  // Stages 0 … 3 on ranks 0 … 3, stages 4 … 7 on ranks 3 … 0.
+  const MeshSizes v{.world = 8, .pp = 4, .stage_ranks = {0, 1, 2, 3, 3, 2, 1, 0}};
+  std::set<std::vector<int64_t>> pairs, backward;
+  for (const std::string& name : Mesh(v, 0).group_names()) {
+    if (!Mesh::is_link(name)) continue;
+    std::vector<int> seen(8);
+    for (int64_t rank = 0; rank < 8; ++rank) {
+      const auto members = Mesh(v, 0).members(name, rank);
+      CHECK(std::count(members.begin(), members.end(), rank) == 1);
+      if (members.size() == 2 && members.front() == rank)
+        CHECK((name.starts_with("pp-forward") ? pairs : backward).insert(members).second);
+    }
+  }
+  // Two data-parallel ranks for each stage: ranks 0 and 1 in stage 0.
+  const std::set<std::vector<int64_t>> down{{0, 2}, {2, 4}, {4, 6}, {1, 3}, {3, 5}, {5, 7}};
+  std::set<std::vector<int64_t>> both = down;
+  for (const auto& pair : down) both.insert({pair[1], pair[0]});
+  CHECK(pairs == both);
+  CHECK(backward == both);
+  for (int64_t rank = 0; rank < 8; ++rank) CHECK(Mesh(v, 0).members("embedding", rank).size() == 1);
+  // A map that ends elsewhere.
+  const MeshSizes other{.world = 3, .pp = 3, .stage_ranks = {1, 0, 2}};
+  CHECK(groups_of(other, "embedding") == Groups{{0}, {1, 2}});
 }
 
 TEST_CASE("the other order of axes: pipeline stages are neighbors, data replicas apart") {
@@ -104,6 +133,11 @@ TEST_CASE("stages, hierarchical context parallelism and instances of the optimiz
   CHECK(groups_of(hybrid, "shard") == Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}});
   CHECK(groups_of(hybrid, "replica") ==
         Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}});
+  // The ranks of an optimizer instance are the same for dense and expert parameters: 0 to 7 and 8 to 15.
+  const MeshSizes experts{.world = 16, .tp = 2, .experts = true, .ep = 2, .etp = 2, .optimizer_instances = 2};
+  CHECK(groups_of(experts, "expert-shard").front() == std::vector<int64_t>{0, 4});
+  CHECK(groups_of(experts, "expert-replica") == groups_of(hybrid, "replica"));
+  CHECK_THROWS_AS(Mesh({.world = 4, .experts = true, .ep = 4, .optimizer_instances = 2}, 0), Error);
 }
 
 TEST_CASE("groups of each name partition the world, and sizes multiply") {
@@ -125,8 +159,10 @@ TEST_CASE("groups of each name partition the world, and sizes multiply") {
     if (sizes.cp % 2 == 0) sizes.hierarchical_cp = {2, sizes.cp / 2};
     if (dp * sizes.cp % 3 == 0) sizes.optimizer_instances = 3;
     const auto stride = sizes.tp * sizes.cp, expert_stride = sizes.etp * sizes.ep;
-    const bool legal = !sizes.experts || (sizes.world % (expert_stride * sizes.pp) == 0 &&
-                                          (sizes.pp == 1 || !sizes.pp_before_dp || stride == expert_stride));
+    const bool legal =
+        !sizes.experts || (sizes.world % (expert_stride * sizes.pp) == 0 &&
+                           (sizes.pp == 1 || !sizes.pp_before_dp || stride == expert_stride) &&
+                           sizes.world / (expert_stride * sizes.pp) % sizes.optimizer_instances == 0);
     CAPTURE(trial);
     if (!legal) {
       CHECK_THROWS_AS(Mesh(sizes, 0), Error);
@@ -155,6 +191,7 @@ TEST_CASE("groups of each name partition the world, and sizes multiply") {
     if (!sizes.hierarchical_cp.empty()) CHECK(size("cp-inner") * size("cp-outer") == size("cp"));
     if (!sizes.experts) continue;
     CHECK(size("etp") * size("ep") * size("edp") * size("pp") == sizes.world);
+    CHECK(size("expert-shard") * size("expert-replica") == size("edp"));
     for (int64_t rank = 0; rank < sizes.world; ++rank)
       CHECK(mesh.expert().group_of(rank, {Axis::pp}) == mesh.members("pp", rank));
   }

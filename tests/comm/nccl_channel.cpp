@@ -1,5 +1,5 @@
 // The channel on NCCL's communicators, on a backend without CUDA: order, errors of every call, and an error
-// of the transport. Two ranks. What a world of real processes does when a rank is at fault: nccl_faults.cpp.
+// of the transport. Two ranks. nccl_faults.cpp has worlds of real processes in which a rank is at fault.
 #include "comm/nccl_channel.hpp"
 
 #include <doctest/doctest.h>

@@ -97,4 +97,24 @@ TEST_CASE("an entry is removed, with or without its comments") {
   CHECK(without(commented, "", "model", CommentsOfEntry::go).starts_with("# about the file\n\n# why\n"));
   CHECK(without(commented, "optimizer", "lr", CommentsOfEntry::go)
             .ends_with("# last\noptimizer:\n  # another\n\n  beta: 2\n"));
+
+  // Braces over several lines.
+  const std::string braces =
+      "# about the file\ntrain: {\n  # of the base\n  # and more\n  iters: 3,   # two\n  max: 1,  # keep\n"
+      "  # last\n  note: 'x'  # end\n}\nmodel: {a: 1,  # first\n  # of both\n  b: 2, c: 3}\n";
+  const auto from_braces = [&](const std::string& section, const std::string& key, CommentsOfEntry comments) {
+    return without(braces, section, key, comments);
+  };
+  const auto shortened = [&](const std::string& part, const std::string& by) {
+    std::string out = braces;
+    return out.replace(out.find(part), part.size(), by);
+  };
+  CHECK(from_braces("train", "iters", CommentsOfEntry::go) ==
+        shortened("  # of the base\n  # and more\n  iters: 3,   # two\n", ""));
+  CHECK(from_braces("train", "max", CommentsOfEntry::go) == shortened("  max: 1,  # keep\n", ""));
+  CHECK(from_braces("train", "note", CommentsOfEntry::go) ==
+        shortened("max: 1,  # keep\n  # last\n  note: 'x'  # end\n", "max: 1  # keep\n"));
+  CHECK(from_braces("train", "iters", CommentsOfEntry::stay) == shortened("iters: 3,   # two", "# two"));
+  CHECK(from_braces("model", "b", CommentsOfEntry::go) == shortened("b: 2, ", ""));
+  CHECK(from_braces("model", "c", CommentsOfEntry::go) == shortened(", c: 3", ""));
 }

@@ -126,6 +126,10 @@ TEST_CASE("a recipe that extends a list of others, by name and by path") {
   const auto own = w.resolve(w.path("own.yaml"));
   CHECK(own.codes() == "C0501");
   CHECK(own.says("own.yaml` includes itself"));
+  CHECK(w.text("model: ring\n").says("the preset `model/ring` extends itself: ring → circle → ring"));
+  const auto self = w.text("model: self\n");
+  CHECK(self.codes() == "C0501");
+  CHECK(self.says("the preset `model/self` extends itself"));
 }
 
 TEST_CASE("extends and @file stay inside the directory of the recipe") {
@@ -319,22 +323,28 @@ TEST_CASE("rules name the operands, their values and where they were set; cascad
   CHECK(count(out.diagnostics, Level::warning) == 1);
 }
 
-TEST_CASE("a value without effect is an error when it changes the mathematics, else a lint") {
+TEST_CASE("a value without effect is an error when it changes the mathematics, else a warning") {
   const Workspace w;
   CHECK(w.text("model: {topk: 4}\n").codes() == "C0604");
   CHECK(w.text("model: {topk: 4}\n").says("read only when `model.experts` is set"));
   CHECK(w.text("model: {topk: 4, experts: 8}\n").ok());
-  CHECK(w.text("model: {topk: 2}\n").ok());  // the default
-  const auto lint = w.text("model: {capacity_log: 4}\n");
-  CHECK(lint.ok());
-  REQUIRE(lint.first("C0606"));
-  CHECK(lint.first("C0606")->level == Level::warning);
+  // The default changes no result: a warning, where the user gives it.
+  const auto idle = w.text("model: {topk: 2}\n");
+  CHECK(idle.ok());
+  CHECK(idle.first("C0606"));
+  CHECK(w.text("name: x\n", {"model.topk=2"}).first("C0606"));
+  CHECK_FALSE(w.text("model: {topk: 2, experts: 8}\n").first("C0606"));
+  CHECK_FALSE(w.text("model: {topk: 2}\n", {"model.experts=8"}).first("C0606"));
+  const auto warning = w.text("model: {capacity_log: 4}\n");
+  CHECK(warning.ok());
+  REQUIRE(warning.first("C0606"));
+  CHECK(warning.first("C0606")->level == Level::warning);
   // Of a recipe that comes with the program and is extended nothing has to be taken back.
   CHECK(w.text("extends: base\nmodel: {capacity_log: 4}\n").first("C0606"));
   CHECK_FALSE(w.text("extends: expert\nmodel: {experts: null}\n").first("C0606"));
 }
 
-TEST_CASE("features that the engine lacks are listed by path") {
+TEST_CASE("features that are not supported are listed by path") {
   const Workspace w;
   const auto out = w.text("model: {norm: RMSNorm}\n");
   REQUIRE(out.ok());

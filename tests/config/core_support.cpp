@@ -126,7 +126,7 @@ static void check_batch(const Root& c, RuleReport& report) {
   if (product > 0 && c.train.global_batch % product != 0)
     report.error("the global batch does not divide")
         .operand("micro_batch * data_parallel_size", std::to_string(product));
-  if (c.train.micro_batch > 64) report.lint("a large micro batch").at("train.micro_batch");
+  if (c.train.micro_batch > 64) report.warning("a large micro batch").at("train.micro_batch");
 }
 
 const Schema& test_schema() {
@@ -163,8 +163,11 @@ const Library& test_library() {
       {"configs/dataset/gpt.yaml", "kind: gpt\nseed: 5\n"},
       {"configs/dataset/mock.yaml", "kind: mock\n"},
       {"configs/model/base.yaml", "# a small model\nhidden_size: 256\nnum_heads: 8\n"},
-      {"configs/model/wide.yaml", "extends: base\nhidden_size: 512\noptimizer.lr: 0.5\n"},
+      {"configs/model/circle.yaml", "extends: ring\n"},
       {"configs/model/odd.yaml", "num_heads: 8\noptimizer.lr: 0.25\ntrain.tags: [odd]\n"},
+      {"configs/model/ring.yaml", "extends: circle\n"},
+      {"configs/model/self.yaml", "extends: self\n"},
+      {"configs/model/wide.yaml", "extends: base\nhidden_size: 512\noptimizer.lr: 0.5\n"},
       {"configs/optimizer/fast.yaml", "lr: 0.1\nbeta: 0.5\n"},
       {"configs/peft/dora.yaml", "scheme: dora\ndim: 4\n"},
       {"configs/peft/lora.yaml", "scheme: lora\ndim: 16\ntargets: [linear_qkv, linear_proj]\n"},

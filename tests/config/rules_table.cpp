@@ -43,7 +43,7 @@ TEST_CASE("every rule speaks when it is broken, with values and a way out") {
   for (const auto& test : cases()) {
     CAPTURE(test.rule);
     INFO(listed(test.breaks));
-    const auto found = findings(test.rule, bench_config(test.breaks));
+    const auto found = findings(test.rule, bench_config(test.breaks), test.breaks);
     REQUIRE_FALSE(found.empty());
     bool said = false;
     for (const auto& finding : found) {
@@ -61,15 +61,15 @@ TEST_CASE("every rule speaks when it is broken, with values and a way out") {
 TEST_CASE("a rule's code has one level") {
   std::map<std::string, bool> warns;
   for (const auto& test : cases())
-    for (const auto& finding : findings(test.rule, bench_config(test.breaks)))
-      CHECK_MESSAGE(warns.emplace(test.rule, finding.lint).first->second == finding.lint, test.rule);
+    for (const auto& finding : findings(test.rule, bench_config(test.breaks), test.breaks))
+      CHECK_MESSAGE(warns.emplace(test.rule, finding.warning).first->second == finding.warning, test.rule);
 }
 
 TEST_CASE("a rule lists every field that its findings name as one that it reads") {
   for (const auto& test : cases()) {
     const auto rule = std::find_if(schema().rules().begin(), schema().rules().end(),
                                    [&](const Rule& one) { return one.name == test.rule; });
-    for (const auto& finding : findings(test.rule, bench_config(test.breaks)))
+    for (const auto& finding : findings(test.rule, bench_config(test.breaks), test.breaks))
       for (const auto& path : finding.paths)
         CHECK_MESSAGE(std::count(rule->reads.begin(), rule->reads.end(), path) == 1,
                       rule->code << " " << path);
@@ -83,7 +83,7 @@ TEST_CASE("every rule is silent when it is kept") {
     const Config config = bench_config(test.keeps);
     const auto errors = all_errors(config);
     CHECK_MESSAGE(errors.empty(), (errors.empty() ? "" : errors[0]));
-    const auto found = findings(test.rule, config);
+    const auto found = findings(test.rule, config, test.keeps);
     CHECK_MESSAGE(found.empty(), (found.empty() ? "" : found[0].message));
   }
 }

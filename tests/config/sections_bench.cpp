@@ -56,14 +56,17 @@ Config bench_config(const std::vector<std::string>& overrides) {
   return config;
 }
 
-std::vector<Finding> findings(const std::string& name, const Config& config) {
+std::vector<Finding> findings(const std::string& name, const Config& config,
+                              const std::vector<std::string>& given) {
   for (const auto& rule : schema().rules()) {
     if (rule.name != name) continue;
     RuleReport report;
     rule.check(&config, report);
     std::vector<Finding> result;
     for (const auto& violation : report.violations) {
-      Finding finding{violation.message, violation.help_text, {}, {}, violation.lint};
+      const auto gives = [&](const std::string& word) { return word.starts_with(violation.pointed + "="); };
+      if (violation.only_if_given && std::ranges::none_of(given, gives)) continue;
+      Finding finding{violation.message, violation.help_text, {}, {}, violation.warning};
       if (!violation.pointed.empty()) finding.paths.push_back(violation.pointed);
       for (const auto& operand : violation.operands) {
         finding.operands.push_back(operand.name + " = " + operand.value);
@@ -84,7 +87,7 @@ std::vector<std::string> all_errors(const Config& config) {
     RuleReport report;
     rule.check(&config, report);
     for (const auto& violation : report.violations)
-      if (!violation.lint) result.push_back(rule.name + ": " + violation.message);
+      if (!violation.warning) result.push_back(rule.name + ": " + violation.message);
   }
   return result;
 }

@@ -15,14 +15,16 @@ struct Finding {
   std::vector<std::string> operands;
   // Fields that the rule points at or names as operands.
   std::vector<std::string> paths;
-  bool lint = false;
+  bool warning = false;
 };
 
 // The small recipe: 8 layers, 64 wide, 8 heads, 4 key/value heads, mock data, one rank; then `overrides`,
 // each "path=value". A name or alias that does not exist, or a value that does not convert, fails the test.
 Config bench_config(const std::vector<std::string>& overrides);
 
-std::vector<Finding> findings(const std::string& rule, const Config& config);
+// given: the overrides of a test, for findings about fields that the user gives.
+std::vector<Finding> findings(const std::string& rule, const Config& config,
+                              const std::vector<std::string>& given);
 // "rule: message" of every error that any rule finds.
 std::vector<std::string> all_errors(const Config& config);
 

@@ -150,6 +150,18 @@ TEST_CASE("derived values") {
     CHECK(f.dist.pipeline_model_parallel_layout == "Ett|tt|tt|ttL");
     CHECK(f.dist.pipeline_schedule == PipelineSchedule::one_f_one_b);
     CHECK(f.comm_overlap.batch_p2p_comm == true);
+    const Config g = bench_config({"dist.world_size=4", "dist.pp=4", "dist.pipeline_schedule=zb_v"});
+    CHECK(g.dist.virtual_pipeline_model_parallel_size == 2);
+    CHECK_FALSE(g.dist.microbatch_group_size_per_vp_stage.has_value());
+    CHECK(g.dist.pipeline_model_parallel_layout == "Et|(t|)*6tL");
+    CHECK(g.comm_overlap.overlap_p2p_comm == true);
+    CHECK(stage_ranks(g.dist) == std::vector<int64_t>{0, 1, 2, 3, 3, 2, 1, 0});
+    const Config h = bench_config({"dist.world_size=4", "dist.pp=4", "dist.pipeline_schedule=zero_bubble"});
+    CHECK(h.dist.pipeline_schedule == PipelineSchedule::zb_h1);
+    CHECK(h.comm_overlap.overlap_p2p_comm == true);
+    CHECK(stage_ranks(h.dist) == std::vector<int64_t>{0, 1, 2, 3});
+    CHECK(stage_ranks(bench_config({"dist.world_size=2", "dist.pp=2", "dist.vpp=2"}).dist) ==
+          std::vector<int64_t>{0, 1, 0, 1});
   }
   SUBCASE("schedule") {
     const Config c = bench_config({"scheduler.warmup_fraction=0.03", "scheduler.lr_decay_style=WSD",
@@ -301,6 +313,8 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
            {"ddp.sharding=zero1"},
            {"dist.world_size=4", "dist.tp=2", "dist.sp=true", "dist.cp=2", "dist.cp_comm_type=a2a"},
            {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=gpipe"},
+           {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zb_h1"},
+           {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zb_v"},
            {"ddp.sharding=zero3", "ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"},
            {"model.recompute_granularity=full"},
            {"model.recompute_granularity=full", "model.recompute_method=block"},
@@ -323,17 +337,16 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
     CHECK_MESSAGE(missing(possible).empty(), *missing(possible).begin());
 
   const std::vector<std::pair<std::vector<std::string>, const char*>> refused = {
-      {{"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zero_bubble"}, "dist.pipeline_schedule"},
       {{"dist.world_size=2", "dist.pp=2", "comm_overlap.defer_embedding_wgrad_compute=true"},
        "comm_overlap.defer_embedding_wgrad_compute"},
-      {{"dist.world_size=2", "dist.ep=2", "model.num_moe_experts=2"}, "dist.expert_model_parallel_size"},
-      {{"model.num_moe_experts=4"}, "model.num_moe_experts"},
-      {{"model.multi_latent_attention=true"}, "model.multi_latent_attention"},
+      {{"dist.world_size=2", "dist.ep=2", "model.num_moe_experts=2"}, "model.moe_token_dispatcher_type"},
+      {{"model.num_moe_experts=4", "model.moe_router_load_balancing_type=global_aux_loss",
+        "model.moe_aux_loss_coeff=0.1"},
+       "model.moe_router_load_balancing_type"},
+      {{"model.num_moe_experts=4", "model.moe_router_dtype=fp64"}, "model.moe_router_dtype"},
       {{"model.mtp_num_layers=1"}, "model.mtp_num_layers"},
       {{"model.recompute_granularity=selective", "model.recompute_modules=[layernorm]"},
        "model.recompute_modules"},
-      {{"optimizer.use_precision_aware_optimizer=true", "optimizer.main_grads_dtype=bf16"},
-       "optimizer.main_grads_dtype"},
       {{"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=fp16"},
        "optimizer.exp_avg_dtype"},
       {{"peft.dropout_position=post"}, "peft.dropout_position"},

@@ -151,7 +151,7 @@ TEST_CASE("workers prefetch two micro-batches each and no more, and stop at any 
   }
 }
 
-TEST_CASE("a loader that makes no sense is refused") {
+TEST_CASE("an invalid loader is refused") {
   const auto dataset = fixture_dataset();
   const auto refused = [&](auto change) {
     LoaderOptions options;

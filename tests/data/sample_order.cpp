@@ -119,6 +119,31 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("an order counts the memory of its indices") {
+  const TempDirectory directory;
+  const auto dataset = counting_dataset(directory / "c", 50, [](int64_t i) { return i % 11; });
+  const SequenceRange range{dataset, 0, 50};
+  const auto held = [](const SampleSource& source) {
+    std::map<const void*, int64_t> bytes;
+    source.add_memory(bytes);
+    source.add_memory(bytes);  // once for each object
+    REQUIRE(bytes.size() == 1);
+    return bytes.begin()->second;
+  };
+  const MegatronOrder megatron(range, 7, 5, 1000);
+  // Four bytes a document of each epoch and a sample, 16 for the first token of every 8th one.
+  CHECK(held(megatron) ==
+        static_cast<int64_t>(4 * megatron.document_index().size() + 4 * megatron.shuffle_index().size()) +
+            16 * (megatron.samples() / 8 + 1));
+  const CapstanOrder ours(range, 7, 5);
+  CHECK(held(ours) == 2 * 16 * ((ours.epoch_samples() - 1) / 8 + 1));
+  std::map<const void*, int64_t> blended;
+  const auto part = std::make_shared<CapstanOrder>(range, 7, 5),
+             other = std::make_shared<CapstanOrder>(range, 7, 6);
+  BlendedSource({part, other}, BlendOrder({1, 2})).add_memory(blended);
+  CHECK(blended.size() == 2);
+}
+
 TEST_CASE("our order does not depend on what was read before, and differs by seed") {
   const TempDirectory directory;
   const auto dataset = counting_dataset(directory / "c", 50, [](int64_t i) { return i % 11; });

@@ -231,7 +231,12 @@ TEST_CASE("long samples are truncated or dropped, and counted") {
   CHECK(truncated->counts().truncated == 1);
   CHECK(truncated->counts().without_loss == 1);  // nothing of its completion is left
   CHECK(truncated->tokens(1).size() == 21);
-  CHECK(truncated->summary().find("1 truncated; 1 left out with nothing to learn") != std::string::npos);
+  CHECK(truncated->counts().truncated_answers == 1);
+  CHECK(truncated->summary().find("1 truncated; 1 left out without loss tokens (1 of them by truncation to "
+                                  "model.seq_length)") != std::string::npos);
+  CHECK(
+      truncated->warnings()[0].starts_with("1 sample has no loss tokens and was left out (1 by truncation: "
+                                           "a larger model.seq_length keeps the answers):\n"));
   options.truncate = false;
   const auto dropped = build_sft_datasets(options)[0];
   CHECK(dropped->counts().samples == 1);
@@ -239,7 +244,14 @@ TEST_CASE("long samples are truncated or dropped, and counted") {
   CHECK(dropped->summary().find("2 dropped as too long") != std::string::npos);
   options.sequence_length = 4;
   CHECK(error_for(options).starts_with(
-      "failed: the training files hold no sample to learn from (3 read; 3 dropped as too long)"));
+      "failed: no sample of the training files has loss tokens (3 read; 3 dropped as too long)"));
+  options.truncate = true;
+  options.sequence_length = 2;
+  CHECK(
+      error_for(options) ==
+      "failed: no sample of the training files has loss tokens (3 read; 3 left out without loss tokens (3 of "
+      "them by truncation to model.seq_length)) / a larger model.seq_length: the answers begin after token "
+      "2");
 }
 
 TEST_CASE("splits: shares of one list, or files") {
@@ -275,8 +287,18 @@ TEST_CASE("bad lines are errors with their location, or skipped and counted") {
              line_of(3, 4, 'a') + "{\"prompt\": \"x\"}\n\n" + line_of(2, 2, 'b') + "{\"prompt\": oops}\n");
   SftOptions options = options_for({directory / "a.jsonl"});
   CHECK(error_for(options) == "format: " + directory / "a.jsonl" +
-                                  ":2:1: the sample has no `completion` / dataset.on_bad_line=skip leaves "
-                                  "such lines out and counts them");
+                                  ":2:1: the sample has no `completion`\n    " + directory / "a.jsonl" +
+                                  ":5:12: not JSON: syntax error while parsing value - invalid literal; last "
+                                  "read: '\"prompt\": o' / dataset.on_bad_line=skip leaves such "
+                                  "lines out and counts them");
+  // Many bad lines: the first ones, and how many follow.
+  std::string many;
+  for (int i = 0; i < 25; ++i) many += "{\"prompt\": \"x\"}\n" + line_of(2, 2, 'b');
+  write_text(directory / "many.jsonl", many);
+  const std::string all = error_for(options_for({directory / "many.jsonl"}));
+  CHECK(all.find(":19:1: ") != std::string::npos);
+  CHECK(all.find(":21:1: ") == std::string::npos);
+  CHECK(all.find("\n    and 15 further bad lines / ") != std::string::npos);
   options.on_bad_line = OnBadLine::skip;
   const auto dataset = build_sft_datasets(options)[0];
   CHECK(dataset->counts().samples == 2);
@@ -285,7 +307,7 @@ TEST_CASE("bad lines are errors with their location, or skipped and counted") {
   CHECK(dataset->counts().reports[1].starts_with(directory / "a.jsonl" + ":5:12: not JSON"));
   // A line above the limit, and a conversation that the template rejects.
   options.max_record_bytes = 20;
-  CHECK(error_for(options).find("hold no sample") != std::string::npos);
+  CHECK(error_for(options).find("no sample of the training files has loss tokens") != std::string::npos);
   CHECK(error_for(options).find("\n    " + directory / "a.jsonl" + ":1:") != std::string::npos);
   write_text(
       directory / "b.jsonl",
@@ -306,7 +328,7 @@ TEST_CASE("empty answers, samples without loss tokens and bad lines are reported
       user + R"("content": "a"}]})" + "\n" +        // 1: sound
           user + R"("content": " \n"}]})" + "\n" +  // 2: empty
           user + R"("content": "", "tool_calls": [{"name": "f", "arguments": {}}]}]})" + "\n" + user +
-          R"("content": "", "weight": 0}]})" + "\n" +  // 4: nothing to learn
+          R"("content": "", "weight": 0}]})" + "\n" +  // 4: no loss tokens
           "{}\n" +                                     // 5: no sample
           user +
           R"("content": ""}, {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}]})");
@@ -320,7 +342,7 @@ TEST_CASE("empty answers, samples without loss tokens and bad lines are reported
   const auto warnings = dataset->warnings();
   REQUIRE(warnings.size() == 4);
   CHECK(warnings[0].starts_with("1 line is not a valid sample and was skipped:\n    " + file + ":5:1: "));
-  CHECK(warnings[1] == "1 sample has nothing to learn and was left out:\n    " + file + ":4");
+  CHECK(warnings[1] == "1 sample has no loss tokens and was left out:\n    " + file + ":4");
   CHECK(warnings[2] == "2 samples have an empty answer:\n    " + file + ":2\n    " + file + ":6");
   // The byte tokenizer has no token for the end of a turn, so an exported model would not stop there.
   CHECK(
@@ -333,7 +355,7 @@ TEST_CASE("empty answers, samples without loss tokens and bad lines are reported
   CHECK(build_sft_datasets(options)[0]->warnings().size() == 3);
   const std::string text = to_text_report(inspect_sft(*dataset, *options.tokenizer, 3, 64), false);
   CHECK(text.find("empty answer: " + file + ":6\n") != std::string::npos);
-  CHECK(text.find("nothing to learn, left out: " + file + ":4\n") != std::string::npos);
+  CHECK(text.find("no loss tokens, left out: " + file + ":4\n") != std::string::npos);
   write_text(file, line_of(3, 4, 'a') + line_of(3, 0, 'a'));
   CHECK(build_sft_datasets(options_for({file}))[0]->warnings() ==
         std::vector<std::string>{"1 sample has an empty answer:\n    " + file + ":2"});

@@ -24,8 +24,10 @@ namespace {
 
 const std::string kFamilyFiles = (kFormatFixtures / "families/").string();
 
-constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded", "smollm2", "mistral",
-                                   "qwen2", "qwen3",     "phi3",  "phi3_long",     "olmo2",   "gemma2"};
+constexpr const char* kModels[] = {"gpt2",    "gpt2_bare",   "llama",      "llama_sharded", "smollm2",
+                                   "mistral", "qwen2",       "qwen3",      "phi3",          "phi3_long",
+                                   "olmo2",   "gemma2",      "mixtral",    "qwen2_moe",     "qwen3_moe",
+                                   "olmoe",   "deepseek_v2", "deepseek_v3"};
 
 // The gradients of a fixture by tensor name.
 class Gradients final : public checkpoint::TensorSource {
@@ -124,6 +126,8 @@ TEST_CASE("logits, loss and gradients are Transformers'") {
     const auto external = ExternalModel::open("hf:" + kFamilyFiles + name);
     config::ModelConfig config = external->model();
     config.hidden_dropout = config.attention_dropout = 0;
+    // Transformers adds its loss on demand only, over all layers at once.
+    config.moe_aux_loss_coeff = 0;
     const auto source = external->parameters(config);
     const auto model = models::build(config);
     SimpleStore store(*device, model->parameters(), DType::f32);

@@ -14,6 +14,7 @@ import json
 import math
 import pathlib
 import sys
+import tempfile
 
 import torch
 import transformers
@@ -30,6 +31,12 @@ LLAMA3 = dict(rope_theta=500.0, rope_type="llama3", factor=8.0, low_freq_factor=
 LONG = dict(rope_theta=10000.0, rope_type="longrope", short_factor=[1.0, 1.05, 1.2],
             long_factor=[1.0, 1.5, 3.0])
 NOT_THERE = object()  # the class has no such argument
+
+# Latent attention in dense layers only; the norms of the compressed vectors have an epsilon of their own.
+LATENT = dict(num_key_value_heads=4, head_dim=NOT_THERE, first_k_dense_replace=2, kv_lora_rank=9,
+              qk_nope_head_dim=5, qk_rope_head_dim=6, v_head_dim=7)
+DEEPSEEK_YARN = dict(rope_theta=50.0, rope_type="yarn", factor=4.0, beta_fast=1.5, beta_slow=0.3,
+                     original_max_position_embeddings=16)
 
 
 def with_(**changes):
@@ -57,6 +64,23 @@ MODELS = {
     "phi3_long": ("Phi3", with_(head_dim=NOT_THERE, pad_token_id=0, max_position_embeddings=64,
                                 original_max_position_embeddings=16, num_hidden_layers=1,
                                 rope_parameters=LONG)),
+    "mixtral": ("Mixtral", with_(num_local_experts=5, num_experts_per_tok=2, intermediate_size=14,
+                                 sliding_window=5)),
+    # The first layer is dense.
+    "qwen3_moe": ("Qwen3Moe", with_(num_hidden_layers=3, num_experts=6, num_experts_per_tok=3,
+                                    moe_intermediate_size=10, mlp_only_layers=[0], norm_topk_prob=True)),
+    "olmoe": ("Olmoe", with_(head_dim=NOT_THERE, intermediate_size=10, num_experts=7, num_experts_per_tok=3,
+                             norm_topk_prob=False)),
+    # With an expert for all tokens, and its gate.
+    "qwen2_moe": ("Qwen2Moe", with_(head_dim=NOT_THERE, num_experts=6, num_experts_per_tok=2,
+                                    moe_intermediate_size=10, shared_expert_intermediate_size=18)),
+    # Queries that are not compressed, as V2-Lite has them.
+    # PyTorch's complex numbers need even widths there.
+    "deepseek_v2": ("DeepseekV2", with_(**{**LATENT, "qk_nope_head_dim": 4, "kv_lora_rank": 10},
+                                        q_lora_rank=None, rope_parameters=dict(
+        **DEEPSEEK_YARN, mscale=0.707, mscale_all_dim=0.707))),
+    "deepseek_v3": ("DeepseekV3", with_(**LATENT, q_lora_rank=11, rope_parameters=dict(
+        **DEEPSEEK_YARN, mscale=1.0, mscale_all_dim=0.8))),
 }
 
 
@@ -74,7 +98,7 @@ def fill(model, family, generator):
                 p.copy_(0.5 * noise)
             else:
                 inputs = (p.shape[0] if family == "GPT2" and p.dim() == 2 and "lm_head" not in name
-                          else p.shape[1])
+                          else p.shape[-1])
                 p.copy_(0.6 / math.sqrt(inputs) * noise)
 
 
@@ -111,11 +135,21 @@ def add_tokenizer(directory):
     fast.save_pretrained(directory)
 
 
+def gradients_of(model):
+    """By the names of the tensors in files: in memory, the matrices of all experts are one tensor."""
+    gradients = {key: p.grad for key, p in model.named_parameters()}
+    if not any(gradient.dim() == 3 for gradient in gradients.values()):
+        return gradients
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory, state_dict=gradients)
+        return load_file(pathlib.Path(directory) / "model.safetensors")
+
+
 def make(name):
     family, arguments = MODELS[name]
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     config = getattr(transformers, family + "Config")(**arguments)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = getattr(transformers,
                     family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(config).float()
     fill(model, family, generator)
@@ -144,9 +178,9 @@ def make(name):
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     out = {"tokens": tokens.int(), "logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    for key, p in model.named_parameters():
+    for key, gradient in gradients_of(model).items():
         key = key.removeprefix("transformer.") if name == "gpt2_bare" else key
-        out["grad." + key] = p.grad
+        out["grad." + key] = gradient
     save_file({key: value.contiguous() for key, value in out.items()}, directory / "expected.safetensors")
     for path in directory.iterdir():
         path.chmod(0o644)
@@ -158,6 +192,8 @@ def class_defaults():
     result = {}
     for family in sorted({family for family, _ in MODELS.values()}):
         config = getattr(transformers, family + "Config")().to_dict()
+        if "first_k_dense_replace" in config:  # layers with experts are not read
+            config["first_k_dense_replace"] = config["num_hidden_layers"]
         config["architectures"] = [family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM")]
         result[config["model_type"]] = {key: value for key, value in config.items()
                                         if key != "transformers_version"}

@@ -1,5 +1,5 @@
-// config.json of every family, and the index of sharded weights. What is accepted is written again as the
-// same model.
+// config.json of every family, and the index of sharded weights. An accepted file is written again as
+// the same model.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

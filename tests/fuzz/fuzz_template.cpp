@@ -1,5 +1,5 @@
 // A chat template and a conversation from strangers: the template, a NUL, and a line of JSON as in a
-// fine-tuning file. What is rendered, and whose turns are found, has to stay within small limits.
+// fine-tuning file. The rendered text and the turns that are found have to stay within small limits.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -56,7 +56,54 @@ MODELS = {
                       qk_norm=False, window=None,
                       rope=dict(base=100.0, kind="longrope", factor=4.0, original=16, short=[1.0, 1.25],
                                 long=[1.5, 7.0])),
+    # Models with experts. `dense`: dense layers before those with experts; `normalized`: the probabilities of
+    # the chosen experts sum to 1; `aux`, `z`: coefficients of the losses of the router.
+    "mixtral": dict(hidden=20, layers=2, heads=4, groups=2, head_dim=6, ffn=14, vocab=71, positions=None,
+                    norm="rms", eps=1e-5, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                    qk_norm=False, window=None, rope=dict(base=10000.0),
+                    moe=dict(experts=5, topk=2, ffn=14, normalized=True, aux=0.05)),
+    "qwen2_moe": dict(hidden=24, layers=2, heads=4, groups=2, head_dim=6, ffn=28, vocab=71, positions=None,
+                      norm="rms", eps=1e-6, act="silu", gated=True, bias=False, qkv_bias=True,
+                      tied=False, qk_norm=False, window=None, rope=dict(base=10000.0),
+                      moe=dict(experts=4, topk=2, ffn=10, normalized=False, shared=18, z=0.01)),
+    "qwen3_moe": dict(hidden=20, layers=3, heads=4, groups=2, head_dim=6, ffn=28, vocab=71, positions=None,
+                      norm="rms", eps=1e-6, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                      qk_norm=True, window=None, rope=dict(base=10000.0),
+                      moe=dict(experts=6, topk=3, ffn=10, normalized=True, dense=1, aux=0.02, z=0.003)),
+    "olmoe": dict(hidden=24, layers=2, heads=4, groups=4, head_dim=6, ffn=10, vocab=71, positions=None,
+                  norm="rms", eps=1e-5, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                  qk_norm="across", window=None, rope=dict(base=10000.0),
+                  moe=dict(experts=7, topk=3, ffn=10, normalized=False)),
+    # Latent attention: compressed queries or not, YaRN with a factor of the softmax scale, widths of its own
+    # for queries and keys and for values.
+    "deepseek": dict(hidden=20, layers=2, heads=4, groups=4, head_dim=9, ffn=28, vocab=71, positions=None,
+                     norm="rms", eps=1e-5, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                     qk_norm=False, window=None, rotary=4,
+                     latent=dict(q=11, kv=10, nope=5, value=7, eps=1e-6),
+                     rope=dict(base=50.0, kind="yarn", factor=4.0, original=16, beta_fast=1.5, beta_slow=0.3,
+                               mscale=1.0, mscale_all=0.8)),
+    "deepseek_lite": dict(hidden=20, layers=2, heads=4, groups=4, head_dim=10, ffn=28, vocab=71,
+                          positions=None, norm="rms", eps=1e-6, act="silu", gated=True, bias=False,
+                          qkv_bias=False, tied=False, qk_norm=False, window=None, rotary=6,
+                          latent=dict(q=None, kv=8, nope=4, value=3, eps=1e-6), rope=dict(base=10000.0)),
 }
+
+
+def has_experts(c, layer):
+    return "moe" in c and layer >= c["moe"].get("dense", 0)
+
+
+def make_latent_parameters(c, attention, linear, norm):
+    h, heads, m = c["hidden"], c["heads"], c["latent"]
+    if m["q"]:
+        linear(attention + "linear_q_down_proj", m["q"], h, False)
+        norm(attention + "q_layernorm", m["q"])
+        linear(attention + "linear_q_up_proj", heads * c["head_dim"], m["q"], False)
+    else:
+        linear(attention + "linear_q_proj", heads * c["head_dim"], h, False)
+    linear(attention + "linear_kv_down_proj", m["kv"] + c["rotary"], h, False)
+    norm(attention + "kv_layernorm", m["kv"])
+    linear(attention + "linear_kv_up_proj", heads * (m["nope"] + m["value"]), m["kv"], False)
 
 
 def make_parameters(c, generator):
@@ -86,7 +133,11 @@ def make_parameters(c, generator):
         layer = f"decoder.layers.{i}."
         if placement != "output":
             norm(layer + "input_layernorm", h)
-        linear(layer + "self_attention.linear_qkv", q + 2 * k, h, c["qkv_bias"])
+        if "latent" in c:
+            make_latent_parameters(c, layer + "self_attention.", linear, norm)
+            q = c["heads"] * c["latent"]["value"]
+        else:
+            linear(layer + "self_attention.linear_qkv", q + 2 * k, h, c["qkv_bias"])
         if c["qk_norm"]:
             norm(layer + "self_attention.q_layernorm", q if c["qk_norm"] == "across" else c["head_dim"])
             norm(layer + "self_attention.k_layernorm", k if c["qk_norm"] == "across" else c["head_dim"])
@@ -95,8 +146,20 @@ def make_parameters(c, generator):
             norm(layer + "post_attention_layernorm", h)
         if placement != "output":
             norm(layer + "pre_mlp_layernorm", h)
-        linear(layer + "mlp.linear_fc1", c["ffn"] * (2 if c["gated"] else 1), h, c["bias"])
-        linear(layer + "mlp.linear_fc2", h, c["ffn"], c["bias"])
+        if has_experts(c, i):
+            m = c["moe"]
+            p[layer + "mlp.router.weight"] = normal(m["experts"], h, std=2 / math.sqrt(h))
+            experts = layer + "mlp.experts."
+            p[experts + "linear_fc1.weight"] = normal(m["experts"], 2 * m["ffn"], h, std=0.6 / math.sqrt(h))
+            p[experts + "linear_fc2.weight"] = normal(m["experts"], h, m["ffn"],
+                                                      std=0.6 / math.sqrt(m["ffn"]))
+            if "shared" in m:
+                linear(layer + "mlp.shared_experts.linear_fc1", 2 * m["shared"], h, False)
+                linear(layer + "mlp.shared_experts.linear_fc2", h, m["shared"], False)
+                p[layer + "mlp.shared_experts.gate_weight"] = normal(1, h, std=1 / math.sqrt(h))
+        else:
+            linear(layer + "mlp.linear_fc1", c["ffn"] * (2 if c["gated"] else 1), h, c["bias"])
+            linear(layer + "mlp.linear_fc2", h, c["ffn"], c["bias"])
         if placement != "input":
             norm(layer + "post_feedforward_layernorm", h)
     norm("decoder.final_layernorm", h)
@@ -149,9 +212,41 @@ def inverse_frequencies(c, length):
 
 def attention_factor(r):  # of cos and sin
     if r.get("kind") == "yarn":
-        return 0.1 * math.log(r["factor"]) + 1
+        return mscale(r, r.get("mscale", 1)) / mscale(r, r.get("mscale_all", 0))
     return (math.sqrt(1 + math.log(r["factor"]) / math.log(r["original"]))
             if r.get("kind") == "longrope" else 1)
+
+
+def mscale(r, m):
+    return 0.1 * m * math.log(r["factor"]) + 1
+
+
+def rotate_pairs(c, x):  # neighbors, all elements
+    angle = (torch.arange(x.shape[1], dtype=torch.float64)[:, None] *
+             inverse_frequencies(c, x.shape[1])[None, :])[None, :, None, :]
+    factor = attention_factor(c["rope"])
+    a, b = x[..., 0::2], x[..., 1::2]
+    return factor * torch.stack([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()],
+                                -1).flatten(-2)
+
+
+def latent_heads(c, p, attention, x):  # queries, keys and values [B, S, heads, d]
+    m, heads, r = c["latent"], c["heads"], c["rope"]
+    inner = c | {"eps": m["eps"]}
+    if m["q"]:
+        q = apply_norm(inner, p, attention + "q_layernorm", linear(p, attention + "linear_q_down_proj", x))
+        q = linear(p, attention + "linear_q_up_proj", q)
+    else:
+        q = linear(p, attention + "linear_q_proj", x)
+    q = q.view(*x.shape[:2], heads, c["head_dim"])
+    compressed, shared = linear(p, attention + "linear_kv_down_proj", x).split([m["kv"], c["rotary"]], -1)
+    kv = linear(p, attention + "linear_kv_up_proj",
+                apply_norm(inner, p, attention + "kv_layernorm", compressed))
+    k, v = kv.view(*x.shape[:2], heads, m["nope"] + m["value"]).split([m["nope"], m["value"]], -1)
+    shared = rotate_pairs(c, shared[:, :, None, :]).expand(-1, -1, heads, -1)
+    q = torch.cat([q[..., :m["nope"]], rotate_pairs(c, q[..., m["nope"]:])], -1)
+    scale = mscale(r, r.get("mscale_all", 0)) if "factor" in r else 1  # of the softmax, on both sides
+    return q * scale, torch.cat([k, shared], -1) * scale, v
 
 
 def rotate(c, x):  # x [B, S, heads, d]
@@ -175,7 +270,42 @@ def linear(p, name, x):
     return y + p[name + ".bias"] if name + ".bias" in p else y
 
 
-def forward(c, p, tokens):  # tokens [B, S] -> logits [B, S, V]
+def gated_mlp(c, fc1, fc2, x):
+    gate, up = (x @ fc1.T).chunk(2, -1)
+    return (activation(c, gate) * up) @ fc2.T
+
+
+def mixture(c, p, name, x, router):  # x [B, S, hidden]
+    """Adds the losses of the router to router["loss"], and its margin to router["margins"]."""
+    m, shape = c["moe"], x.shape
+    x = x.flatten(0, 1)
+    logits = x @ p[name + "router.weight"].T
+    probabilities = torch.softmax(logits, -1)
+    ordered = torch.sort(logits.detach(), -1, descending=True).values
+    router["margins"].append((ordered[:, m["topk"] - 1] - ordered[:, m["topk"]]).min().item())
+    weights, chosen = torch.topk(probabilities, m["topk"], -1)
+    if m["normalized"]:
+        weights = weights / weights.sum(-1, keepdim=True)
+    y = torch.zeros_like(x)
+    for expert in range(m["experts"]):
+        rows, slots = torch.nonzero(chosen == expert, as_tuple=True)
+        part = gated_mlp(c, p[name + "experts.linear_fc1.weight"][expert],
+                         p[name + "experts.linear_fc2.weight"][expert], x[rows])
+        y = y.index_add(0, rows, part * weights[rows, slots, None])
+    if "shared" in m:
+        shared = gated_mlp(c, p[name + "shared_experts.linear_fc1.weight"],
+                           p[name + "shared_experts.linear_fc2.weight"], x)
+        y = y + torch.sigmoid(x @ p[name + "shared_experts.gate_weight"].T) * shared
+    share = torch.nn.functional.one_hot(chosen, m["experts"]).double().sum((0, 1)) / len(x)
+    # Megatron's losses, means over the tokens of the micro-batch.
+    balance = m["experts"] / m["topk"] * (share * probabilities.mean(0)).sum()
+    z = (torch.logsumexp(logits, -1) ** 2).mean()
+    router["loss"] = router["loss"] + m.get("aux", 0) * balance + m.get("z", 0) * z
+    return y.view(shape)
+
+
+def forward(c, p, tokens, router=None):  # tokens [B, S] -> logits [B, S, V]
+    router = {"loss": 0, "margins": []} if router is None else router
     b, s = tokens.shape
     per_group, d = c["heads"] // c["groups"], c["head_dim"]
     placement = c.get("placement", "input")
@@ -190,32 +320,38 @@ def forward(c, p, tokens):  # tokens [B, S] -> logits [B, S, V]
         if c["window"] and not ("full_every" in c and (i + 1) % c["full_every"] == 0):
             seen &= distance < c["window"]
         y = apply_norm(c, p, layer + "input_layernorm", x) if placement != "output" else x
-        qkv = linear(p, layer + "self_attention.linear_qkv", y).view(b, s, c["groups"], per_group + 2, d)
-        q = qkv[..., :per_group, :].reshape(b, s, c["heads"], d)
-        k, v = qkv[..., per_group, :], qkv[..., per_group + 1, :]
+        if "latent" in c:
+            q, k, v = latent_heads(c, p, layer + "self_attention.", y)
+        else:
+            qkv = linear(p, layer + "self_attention.linear_qkv", y).view(b, s, c["groups"], per_group + 2, d)
+            q = qkv[..., :per_group, :].reshape(b, s, c["heads"], d)
+            k, v = qkv[..., per_group, :], qkv[..., per_group + 1, :]
         if c["qk_norm"] == "across":
             q = apply_norm(c, p, layer + "self_attention.q_layernorm", q.flatten(2)).view(q.shape)
             k = apply_norm(c, p, layer + "self_attention.k_layernorm", k.flatten(2)).view(k.shape)
         elif c["qk_norm"]:
             q = apply_norm(c, p, layer + "self_attention.q_layernorm", q)
             k = apply_norm(c, p, layer + "self_attention.k_layernorm", k)
-        if c["rope"]:
+        if c["rope"] and "latent" not in c:
             q, k = rotate(c, q), rotate(c, k)
         k, v = k.repeat_interleave(per_group, 2), v.repeat_interleave(per_group, 2)
         scores = cap(torch.einsum("bqhd,bkhd->bhqk", q, k) * c.get("scale", 1 / math.sqrt(d)),
                      c.get("softcap"))
         weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
-        out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, c["heads"] * d)
+        out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, -1)
         y = linear(p, layer + "self_attention.linear_proj", out)
         x = x + (apply_norm(c, p, layer + "post_attention_layernorm", y) if placement != "input" else y)
         y = apply_norm(c, p, layer + "pre_mlp_layernorm", x) if placement != "output" else x
-        y = linear(p, layer + "mlp.linear_fc1", y)
-        if c["gated"]:
-            gate, up = y.chunk(2, -1)
-            y = activation(c, gate) * up
+        if has_experts(c, i):
+            y = mixture(c, p, layer + "mlp.", y, router)
         else:
-            y = activation(c, y)
-        y = linear(p, layer + "mlp.linear_fc2", y)
+            y = linear(p, layer + "mlp.linear_fc1", y)
+            if c["gated"]:
+                gate, up = y.chunk(2, -1)
+                y = activation(c, gate) * up
+            else:
+                y = activation(c, y)
+            y = linear(p, layer + "mlp.linear_fc2", y)
         x = x + (apply_norm(c, p, layer + "post_feedforward_layernorm", y) if placement != "input" else y)
     x = apply_norm(c, p, "decoder.final_layernorm", x)
     head = p["embedding.word_embeddings.weight"] if c["tied"] else p["output_layer.weight"]
@@ -223,10 +359,12 @@ def forward(c, p, tokens):  # tokens [B, S] -> logits [B, S, V]
 
 
 def token_losses(c, p, text):
-    logits = forward(c, p, text[:, :-1])
+    """Logits, the losses of the tokens, and the sum of the losses of all routers."""
+    router = {"loss": 0, "margins": []}
+    logits = forward(c, p, text[:, :-1], router)
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten().long(),
                                                reduction="none")
-    return logits, losses
+    return logits, losses, router["loss"]
 
 
 # ---- the same weights in Hugging Face's models ----
@@ -235,11 +373,11 @@ def token_losses(c, p, text):
 def rope_parameters(c):
     r = c["rope"]
     parameters = dict(rope_theta=r["base"], rope_type=r.get("kind", "default"))
-    if "rotary" in c:
+    if "rotary" in c and "latent" not in c:
         parameters["partial_rotary_factor"] = c["rotary"] / c["head_dim"]
     names = dict(factor="factor", original="original_max_position_embeddings", low="low_freq_factor",
                  high="high_freq_factor", beta_fast="beta_fast", beta_slow="beta_slow", short="short_factor",
-                 long="long_factor")
+                 long="long_factor", mscale="mscale", mscale_all="mscale_all_dim")
     return parameters | {theirs: r[ours] for ours, theirs in names.items() if ours in r}
 
 
@@ -277,6 +415,25 @@ def gpt2_model(c, p):  # and its weights
     return model, state
 
 
+def expert_model(name, c, common):
+    import transformers
+
+    m = c["moe"]
+    common |= dict(num_experts_per_tok=m["topk"], experts_implementation="eager")
+    if name == "mixtral":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            num_local_experts=m["experts"], **common))
+    common |= dict(num_experts=m["experts"], norm_topk_prob=m["normalized"])
+    if name == "olmoe":
+        del common["head_dim"]
+        return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**common))
+    common |= dict(moe_intermediate_size=m["ffn"], mlp_only_layers=list(range(m.get("dense", 0))))
+    if name == "qwen2_moe":
+        return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(
+            shared_expert_intermediate_size=m["shared"], **common))
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**common))
+
+
 def decoder_model(name, c):
     import transformers
 
@@ -296,6 +453,15 @@ def decoder_model(name, c):
             query_pre_attn_scalar=round(1 / c["scale"] ** 2), sliding_window=c["window"],
             attn_logit_softcapping=c["softcap"],
             final_logit_softcapping=c["final_softcap"], hidden_activation="gelu_pytorch_tanh", **common))
+    elif "moe" in c:
+        model = expert_model(name, c, common)
+    elif "latent" in c:
+        m = c["latent"]
+        family = "DeepseekV3" if m["q"] else "DeepseekV2"
+        common.pop("head_dim")
+        model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, family + "Config")(
+            first_k_dense_replace=c["layers"], q_lora_rank=m["q"], kv_lora_rank=m["kv"],
+            qk_nope_head_dim=m["nope"], qk_rope_head_dim=c["rotary"], v_head_dim=m["value"], **common))
     elif name.startswith("phi3"):
         model = transformers.Phi3ForCausalLM(transformers.Phi3Config(
             sliding_window=c["window"], original_max_position_embeddings=c["rope"].get("original", 64),
@@ -304,6 +470,18 @@ def decoder_model(name, c):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
             attention_bias=c["bias"], mlp_bias=c["bias"], **common))
     return model
+
+
+def expert_weights(c, p, ours, theirs, state):
+    state[theirs + "gate.weight"] = p[ours + "router.weight"]
+    state[theirs + "experts.gate_up_proj"] = p[ours + "experts.linear_fc1.weight"]
+    state[theirs + "experts.down_proj"] = p[ours + "experts.linear_fc2.weight"]
+    if "shared" in c["moe"]:
+        gate, up = p[ours + "shared_experts.linear_fc1.weight"].chunk(2)
+        state[theirs + "shared_expert.gate_proj.weight"] = gate
+        state[theirs + "shared_expert.up_proj.weight"] = up
+        state[theirs + "shared_expert.down_proj.weight"] = p[ours + "shared_experts.linear_fc2.weight"]
+        state[theirs + "shared_expert_gate.weight"] = p[ours + "shared_experts.gate_weight"]
 
 
 def decoder_weights(name, c, p):
@@ -325,6 +503,16 @@ def decoder_weights(name, c, p):
                           "post_feedforward_layernorm": "post_feedforward_layernorm"}}[placement]
         for their_norm, our_norm in names.items():
             state[theirs + their_norm + ".weight"] = p[ours + our_norm + ".weight"]
+        if "latent" in c:
+            for theirs_name, ours_name in (("q_a_proj", "linear_q_down_proj"),
+                                           ("q_a_layernorm", "q_layernorm"),
+                                           ("q_b_proj", "linear_q_up_proj"), ("q_proj", "linear_q_proj"),
+                                           ("kv_a_proj_with_mqa", "linear_kv_down_proj"),
+                                           ("kv_a_layernorm", "kv_layernorm"),
+                                           ("kv_b_proj", "linear_kv_up_proj")):
+                if ours + f"self_attention.{ours_name}.weight" in p:
+                    state[theirs + f"self_attn.{theirs_name}.weight"] = p[
+                        ours + f"self_attention.{ours_name}.weight"]
         for kind in ("weight", "bias"):
             if ours + "self_attention.linear_qkv." + kind in p:
                 parts = split_qkv(c, p[ours + "self_attention.linear_qkv." + kind])
@@ -336,11 +524,14 @@ def decoder_weights(name, c, p):
             gate, up = p[ours + "mlp.linear_fc1.bias"].chunk(2)
             state[theirs + "mlp.gate_proj.bias"], state[theirs + "mlp.up_proj.bias"] = gate, up
             state[theirs + "mlp.down_proj.bias"] = p[ours + "mlp.linear_fc2.bias"]
-        elif c["qkv_bias"]:
+        elif c["qkv_bias"] and name != "qwen2_moe":
             state[theirs + "self_attn.o_proj.bias"] = torch.zeros(c["hidden"])
         if c["qk_norm"]:
             state[theirs + "self_attn.q_norm.weight"] = p[ours + "self_attention.q_layernorm.weight"]
             state[theirs + "self_attn.k_norm.weight"] = p[ours + "self_attention.k_layernorm.weight"]
+        if has_experts(c, i):
+            expert_weights(c, p, ours + "mlp.", theirs + "mlp.", state)
+            continue
         gate, up = p[ours + "mlp.linear_fc1.weight"].chunk(2)
         state[theirs + "mlp.gate_proj.weight"], state[theirs + "mlp.up_proj.weight"] = gate, up
         state[theirs + "mlp.down_proj.weight"] = p[ours + "mlp.linear_fc2.weight"]
@@ -366,19 +557,43 @@ def hugging_face_logits(name, c, p, tokens):
         return model(tokens.long()).logits.double()
 
 
-def make(name, c, write):
-    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+def values_of(c, seed):
+    generator = torch.Generator().manual_seed(seed)
     # Values that bf16 holds exactly: the bf16 test then measures the computation,
     # not the rounding of its input.
     stored = {key: value.bfloat16().float() for key, value in make_parameters(c, generator).items()}
     text = torch.randint(0, c["vocab"], (STEPS, BATCH, SEQ + 1), generator=generator, dtype=torch.int32)
+    return generator, stored, text
+
+
+def seed_of(name, c):
+    """With experts, a seed with which rounding to bf16 does not choose others for a token of the first batch.
+
+    The margin of a router: the least difference of the logits of the last chosen and the first other expert.
+    """
+    first = sum(map(ord, name))
+    if "moe" not in c:
+        return first
+
+    def margin(seed):
+        _, stored, text = values_of(c, seed)
+        router = {"loss": 0, "margins": []}
+        forward(c, {key: value.double() for key, value in stored.items()}, text[0][:, :-1].long(), router)
+        return min(router["margins"])
+
+    with torch.no_grad():
+        return max(range(first, first + 1500), key=margin)
+
+
+def make(name, c, write):
+    generator, stored, text = values_of(c, seed_of(name, c))
     mask = (torch.rand(STEPS, BATCH, SEQ, generator=generator) > 0.2).to(torch.float32)
     p = {key: value.double().requires_grad_() for key, value in stored.items()}
     out = {"param." + key: value.clone() for key, value in stored.items()}
     out["text"], out["loss_mask"] = text, mask
 
     theirs = hugging_face_logits(name, c, stored, text[0][:, :-1])
-    logits, losses = token_losses(c, p, text[0].long())
+    logits, losses, of_routers = token_losses(c, p, text[0].long())
     difference = (logits - theirs).abs().max().item() / theirs.abs().max().item()
     print(f"{name}: {sum(v.numel() for v in p.values())} parameters, loss {losses.mean():.6f}, "
           f"largest difference from Hugging Face's logits {difference:.1e} of the largest")
@@ -386,7 +601,7 @@ def make(name, c, write):
 
     flat = mask[0].double().flatten()
     loss = (losses * flat).sum() / flat.sum()
-    loss.backward()
+    (loss + of_routers).backward()
     if c["rope"] and c["rope"].get("kind") == "longrope":  # the factors for short sequences
         few = text[0][:, :c["rope"]["original"]]
         theirs, ours = hugging_face_logits(name, c, stored, few), forward(c, p, few.long()).detach()
@@ -405,10 +620,10 @@ def make(name, c, write):
     history, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
-        _, losses = token_losses(c, p, text[step].long())
+        _, losses, of_routers = token_losses(c, p, text[step].long())
         flat = mask[step].double().flatten()
         loss = (losses * flat).sum() / flat.sum()
-        loss.backward()
+        (loss + of_routers).backward()
         norms.append(torch.nn.utils.clip_grad_norm_(list(p.values()), CLIP).detach())
         optimizer.step()
         history.append(loss.detach())

@@ -83,6 +83,54 @@ TEST_CASE(
   CHECK(value_of(micro, "train.micro_batch_size") == "5");
 }
 
+TEST_CASE("deepspeed: gradients, main parameters and moments in bf16") {
+  const auto import = [](const std::string& more) {
+    return import_recipe(
+        R"({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW"}, )" +
+            more + "}",
+        "d.json", {});
+  };
+  const Imported gradients = import(R"("data_types": {"grad_accum_dtype": "bf16"})");
+  CHECK(value_of(gradients, "optimizer.main_grads_dtype") == "bf16");
+  CHECK(value_of(gradients, "optimizer.use_precision_aware_optimizer") == "true");
+  CHECK(gradients.resolution.config.optimizer.main_grads_dtype == config::Precision::bf16);
+  CHECK(omitted_as(import(R"("data_types": {"grad_accum_dtype": "fp32"})"), "data_types.grad_accum_dtype",
+                   OmissionReason::same));
+  const Imported refused = import(R"("data_types": {"grad_accum_dtype": "fp16"})");
+  CHECK(omitted_as(refused, "data_types.grad_accum_dtype", OmissionReason::unsupported));
+  CHECK(value_of(refused, "optimizer.main_grads_dtype") == "unset");
+  const Imported state = import_recipe(
+      R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}, "bf16": {"enabled": true,
+          "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})",
+      "d.json", {});
+  for (const char* field : {"main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"})
+    CHECK(value_of(state, std::string("optimizer.") + field) == "bf16");
+  const Imported lion = import_recipe(
+      R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Lion"},
+          "bf16": {"enabled": true, "bf16_optimizer_states": true}})",
+      "d.json", {});
+  CHECK(omitted_as(lion, "bf16.bf16_optimizer_states", OmissionReason::unsupported));
+  CHECK(value_of(lion, "optimizer.exp_avg_dtype") == "unset");
+}
+
+TEST_CASE("torchtune: FP8 with a scale for a tensor is current scaling") {
+  const auto tune = [](const std::string& more) {
+    return import_recipe(
+        "model: {_component_: torchtune.models.llama3.llama3_8b}\ndtype: bf16\n" + more +
+            "\noptimizer: {_component_: torch.optim.AdamW, lr: 1e-4}\nmax_steps_per_epoch: 3\n",
+        "t.yaml", {});
+  };
+  for (const char* name : {"", "fp8_recipe_name: tensorwise"}) {
+    const Imported low = tune(std::string("enable_fp8_training: true\n") + name);
+    CHECK(low.resolution.config.mixed_precision.fp8.has_value());
+    CHECK(low.resolution.config.mixed_precision.fp8_recipe == config::Fp8Recipe::tensorwise);
+  }
+  const Imported rows = tune("enable_fp8_training: true\nfp8_recipe_name: rowwise");
+  CHECK(omitted_as(rows, "fp8_recipe_name", OmissionReason::unsupported));
+  CHECK_FALSE(rows.resolution.config.mixed_precision.fp8.has_value());
+  CHECK_FALSE(tune("enable_fp8_training: false").resolution.config.mixed_precision.fp8.has_value());
+}
+
 TEST_CASE("deepspeed: auto is to be filled in, stages have names") {
   const Imported file = import_recipe(
       R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}, "train_batch_size": "auto"})",
@@ -583,6 +631,16 @@ TEST_CASE("floors of the learning rate go to the field that means them") {
   CHECK(value_of(wsd, "scheduler.lr_wsd_decay_style") == "minus_sqrt");
   CHECK(value_of(wsd, "optimizer.min_lr_ratio") == "0.2");
   CHECK(omitted_as(wsd, "lr_scheduler_kwargs.flavor", OmissionReason::to_fill_in));
+  // Transformers decays by a cosine unless told otherwise.
+  const Imported cosine = arguments(
+      R"("lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 3})");
+  CHECK(value_of(cosine, "scheduler.lr_wsd_decay_style") == "cosine (assumed)");
+  CHECK(cosine.resolution.config.scheduler.lr_wsd_decay_style == config::WsdDecayStyle::cosine);
+  const Imported axolotl_wsd = import_recipe(
+      "base_model: gpt2\nsequence_len: 128\nmax_steps: 10\nlr_scheduler: warmup_stable_decay\n"
+      "lr_scheduler_kwargs: {num_decay_steps: 3}\n",
+      "x.yaml", {.format = Format::axolotl});
+  CHECK(value_of(axolotl_wsd, "scheduler.lr_wsd_decay_style") == "cosine (assumed)");
   const Imported other = arguments(R"("lr_scheduler_type": "cosine_with_restarts")");
   CHECK(omitted_as(other, "lr_scheduler_type", OmissionReason::unsupported));
 
@@ -597,6 +655,46 @@ TEST_CASE("floors of the learning rate go to the field that means them") {
   const Imported megatron = command("--min-lr 1e-4 --lr-decay-style cosine");
   CHECK(value_of(megatron, "optimizer.min_lr") == "0.0001");
   CHECK(value_of(megatron, "scheduler.lr_decay_style") == "cosine");
+}
+
+TEST_CASE("an inverse square root without a warm-up is another schedule in Transformers") {
+  const auto arguments = [](const std::string& rest) {
+    return import_recipe(R"({"output_dir": "x", "per_device_train_batch_size": 1, "learning_rate": 1e-4, )"
+                         R"("max_steps": 1000, "lr_scheduler_type": "inverse_sqrt")" +
+                             rest + "}",
+                         "a.json", {.format = Format::training_arguments});
+  };
+  for (const char* without : {"", R"(, "warmup_steps": 0)", R"(, "warmup_ratio": 0.0)"}) {
+    CAPTURE(without);
+    const Imported file = arguments(without);
+    CHECK(omitted_as(file, "lr_scheduler_type", OmissionReason::unsupported));
+    CHECK(file.resolution.config.scheduler.lr_decay_style != config::LrDecayStyle::inverse_square_root);
+  }
+  for (const char* with : {R"(, "warmup_steps": 100)", R"(, "warmup_ratio": 0.1)"}) {
+    CAPTURE(with);
+    const Imported file = arguments(with);
+    CHECK(value_of(file, "scheduler.lr_decay_style") == "inverse-square-root");
+    CHECK(file.resolution.ok());
+  }
+  CHECK(omitted_as(arguments(R"(, "warmup_steps": 100, "lr_scheduler_kwargs": {"timescale": 50})"),
+                   "lr_scheduler_type", OmissionReason::unsupported));
+  const Imported axolotl =
+      import_recipe("base_model: gpt2\nsequence_len: 128\nmax_steps: 10\nlr_scheduler: inverse_sqrt\n",
+                    "x.yaml", {.format = Format::axolotl});
+  CHECK(omitted_as(axolotl, "lr_scheduler", OmissionReason::unsupported));
+}
+
+TEST_CASE("the weight decay beside one that grows is listed as without effect") {
+  for (const char* decay : {"0.01", "0.1"}) {
+    CAPTURE(decay);
+    const Imported file = command(std::string("--weight-decay ") + decay +
+                                  " --weight-decay-incr-style linear --start-weight-decay 0 "
+                                  "--end-weight-decay 0.2");
+    CHECK(value_of(file, "optimizer.weight_decay") == "unset");
+    CHECK(value_of(file, "scheduler.end_weight_decay") == "0.2");
+    for (const config::Diagnostic& one : file.resolution.diagnostics)
+      CHECK_MESSAGE(one.name != "schedule_values_are_read", one.message);
+  }
 }
 
 TEST_CASE("a length in steps resets the epochs of the base recipe") {

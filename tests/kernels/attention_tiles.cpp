@@ -22,7 +22,7 @@ constexpr int kRows = 32;
 template <class T, int kHead>
 __global__ void tile_products(const T* x, const T* y, int rows, int width, int64_t stride, bool aligned,
                               float* scores, float* outs) {
-  using Rows = Tile<T, kRows, kHead>;
+  using Rows = OperandTile<T, kRows, kHead>;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
   load_tile<Rows, kWarp>(memory, 0, HeadRows<T>{x, stride, 0, rows, width, aligned});
   load_tile<Rows, kWarp>(memory, Rows::kSize, HeadRows<T>{y, stride, 0, rows, width, aligned});
@@ -59,7 +59,7 @@ void check_products(int rows, int width, bool aligned) {
     }
   }
   std::vector<float> scores(size_t{kRows} * kRows, NAN), outs(size_t{kRows} * kHead, NAN);
-  const size_t bytes = 2 * 16 * Tile<T, kRows, kHead>::kSize;
+  const size_t bytes = 2 * 16 * OperandTile<T, kRows, kHead>::kSize;
   launch(LaunchContext{}, {1, kWarp, bytes}, tile_products<T, kHead>, arrays[0], arrays[1], rows, width,
          stride, aligned, scores.data(), outs.data());
   const auto at = [&](int i, int row, int column) {
@@ -102,7 +102,7 @@ void check_head_sizes() {
 // Whether 8 rows of a tile have the same chunk in 8 different groups of banks.
 template <int kHead>
 bool has_no_conflict() {
-  using Rows = Tile<bf16, kRows, kHead>;
+  using Rows = OperandTile<bf16, kRows, kHead>;
   for (int first = 0; first < kRows; first += 8)
     for (int chunk = 0; chunk < Rows::kChunks; ++chunk) {
       std::set<int> banks;

@@ -1,4 +1,5 @@
 // The kernel tests on the CPU's kernels.
+#include "kernels/cpu/level.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace capstan::testing {
@@ -11,6 +12,11 @@ std::string kernel_folder() {
 }
 bool are_simulated() {
   return false;
+}
+std::optional<uint64_t> third_of_cases() {
+  const kernels::CpuLevel level = kernels::cpu_level();
+  if (!test::kSanitized && level == kernels::best_cpu_level()) return std::nullopt;
+  return static_cast<uint64_t>(level) % 3;
 }
 bool rounds_attention_weights() {
   return false;

@@ -64,6 +64,29 @@ TEST_CASE("fill, cast, add, scale, axpy, strided copies") {
     }
 }
 
+TEST_CASE("sums of arrays of different types are fp32 sums, rounded once") {
+  const auto& e = elementwise();
+  for (const int64_t n : sizes<int64_t>({1, 7, 37, 1000, 70001}, {7, 1000}))
+    for (const DType a : kTypes)
+      for (const DType b : kTypes)
+        for (const DType to : kTypes) {
+          const Array x(a, random_values(n, 1)), z(b, random_values(n, 2, 0.01));
+          const auto xs = x.rounded(), zs = z.rounded();
+          Vec<double> sums;
+          for (size_t i = 0; i < xs.size(); ++i)
+            sums.push_back(static_cast<double>(static_cast<float>(xs[i]) + static_cast<float>(zs[i])));
+          const Array expected(to, sums);
+          const auto y = run_kernel({Array::zeros(to, n)}, [&](kernels::Context& c, Vec<Array>& out) {
+            e.add(c, x, z, out[0].out(), n);
+          });
+          CHECK(y[0].bytes() == expected.bytes());
+          if (a != to) continue;
+          const auto in_place = run_kernel(
+              {x}, [&](kernels::Context& c, Vec<Array>& out) { e.add(c, out[0], z, out[0].out(), n); });
+          CHECK(in_place[0].bytes() == expected.bytes());
+        }
+}
+
 TEST_CASE("bias, dropout and residual in one pass, and its gradient") {
   const auto& e = elementwise();
   const PhiloxKey key = philox_key(3, purpose::hidden_dropout, 8);

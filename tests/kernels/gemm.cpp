@@ -22,8 +22,10 @@ TEST_CASE("GEMMs of odd shapes, all transpositions, in every type") {
     for (int t = 0; t < 4; ++t)
       for (DType in : kTypes)
         for (DType out : kTypes) {
-          check_gemm({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 1.0, 0.0, seed += 3);
-          check_gemm({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 0.5, 1.0, seed += 3, 7);
+          seed += 3;
+          if (!runs_case(seed / 3, 1)) continue;
+          check_gemm({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 1.0, 0.0, seed);
+          check_gemm({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 0.5, 1.0, seed + 1, 7);
         }
 }
 

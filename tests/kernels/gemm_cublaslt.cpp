@@ -178,12 +178,12 @@ TEST_CASE("scales of blocks lie where cuBLASLt reads them") {
 TEST_CASE("GEMMs of codes with scales, on tensor cores and where sizes are odd on tiles") {
   for (const ScaledCase& scaled : kScaledCases)
     for (const DType out : kTypes) {
-      const int64_t before = kernels::simulated::cublaslt_calls().products;
+      const int64_t before = kernels::simulated::cublaslt_calls().gemms;
       check_scaled(scaled, 24, 48, 288, out, 1.0f);
-      CHECK(kernels::simulated::cublaslt_calls().products > before);
-      const int64_t then = kernels::simulated::cublaslt_calls().products;
+      CHECK(kernels::simulated::cublaslt_calls().gemms > before);
+      const int64_t then = kernels::simulated::cublaslt_calls().gemms;
       check_scaled(scaled, 5, 33, 147, out, 0.0f);
-      CHECK(kernels::simulated::cublaslt_calls().products == then);
+      CHECK(kernels::simulated::cublaslt_calls().gemms == then);
     }
   // More rows than a tile, and codes that do not begin at 16 bytes.
   check_scaled(kScaledCases[2], 131, 136, 200, DType::f32, 1.0f);
@@ -312,10 +312,10 @@ TEST_CASE("an algorithm is searched for once for each kind of call") {
 }
 
 TEST_CASE("results of a type that cuBLASLt does not offer are converted some rows at a time") {
-  const int64_t before = kernels::simulated::cublaslt_calls().products;
+  const int64_t before = kernels::simulated::cublaslt_calls().gemms;
   check_gemm({true, false, 150, 2500, 9}, DType::f32, DType::bf16, 0.5, 1.0, 1, 3);
   // 1 MiB of fp32 results at a time.
-  CHECK(kernels::simulated::cublaslt_calls().products ==
+  CHECK(kernels::simulated::cublaslt_calls().gemms ==
         before + 2 * static_cast<int64_t>(test::kSanitized ? 1 : std::size(kTestLaunches)));
 }
 
@@ -350,16 +350,59 @@ TEST_CASE("results of every type have the epilogue of the CPU's kernels, batches
       }
 }
 
-TEST_CASE("TF32 is a choice") {
+TEST_CASE("fast accumulation is a choice of GEMMs of FP8 with scales of tensors") {
+  for (const ScaledCase& scaled : kScaledCases) {
+    INFO("scales ", static_cast<int>(scaled.a_scales));
+    const test::SimulatedGpu gpu(scaled.capability);
+    GemmShape s = scaled_shape(32, 48, 256);
+    const Codes a(scaled.a, scaled.a_scales, s.m, s.k, 1), b(scaled.b, scaled.b_scales, s.n, s.k, 2);
+    for (const kernels::Accumulation accumulation :
+         {kernels::Accumulation::fast, kernels::Accumulation::fp32}) {
+      s.accumulation = accumulation;
+      run_kernel({Array::zeros(DType::f32, s.m * s.n)}, [&](kernels::Context& context, Vec<Array>& result) {
+        testing::table().gemm->run(context, s, a.operand(), b.operand(), result[0].out(), 1.0f, 0.0f, {});
+      });
+      const bool fast = accumulation == kernels::Accumulation::fast && scaled.a_scales == ScaleLayout::tensor;
+      CHECK(kernels::simulated::cublaslt_calls().fast_accumulation == fast);
+    }
+  }
+}
+
+// fp32 with 10 of its 23 bits of mantissa, to nearest, ties away from zero.
+double rounded_to_tf32(double value) {
+  int exponent = 0;
+  const double mantissa = std::frexp(static_cast<double>(static_cast<float>(value)), &exponent);
+  return std::ldexp(std::round(std::ldexp(mantissa, 11)), exponent - 11);
+}
+
+TEST_CASE("TF32 is a choice: operands with 10 bits of mantissa, for fp32 alone") {
   using namespace kernels::simulated;
-  const auto compute = [](DType type) {
-    check_gemm({false, false, 8, 8, 8}, type, type, 1.0, 0.0, 1);
-    return cublaslt_calls().compute;
+  const kernels::Gemm& gemm = *testing::table().gemm;
+  struct UseTf32 {
+    explicit UseTf32(bool on) { testing::table().gemm->use_tf32(on); }
+    ~UseTf32() { testing::table().gemm->use_tf32(false); }
   };
-  CHECK(compute(DType::f32) == CUBLAS_COMPUTE_32F);
-  testing::table().gemm->use_tf32(true);
-  CHECK(compute(DType::f32) == CUBLAS_COMPUTE_32F_FAST_TF32);
-  CHECK(compute(DType::bf16) == CUBLAS_COMPUTE_32F);
-  testing::table().gemm->use_tf32(false);
-  CHECK(compute(DType::f32) == CUBLAS_COMPUTE_32F);
+  GemmShape s{.trans_b = true, .m = 37, .n = 71, .k = 19, .batch = 2};
+  s.lda = s.k + 3, s.ldb = s.k, s.ldc = s.n;
+  s.stride_a = s.m * s.lda, s.stride_c = s.m * s.ldc;
+  const auto product = [&](const kernels::Gemm& of, DType type, const Vec<double>& a, const Vec<double>& b) {
+    const Array left(type, a), right(type, b);
+    return run_kernel({Array::zeros(type, s.batch * s.stride_c)},
+                      [&](kernels::Context& context, Vec<Array>& y) {
+                        of.run(context, s, kernels::In(left), kernels::In(right), y[0].out(), 1.0f, 0.0f, {});
+                      })[0]
+        .rounded();
+  };
+  Vec<double> a = random_values(s.batch * s.stride_a, 1), b = random_values(s.n * s.k, 2);
+  const auto exact = product(gemm, DType::f32, a, b);
+  CHECK(cublaslt_calls().compute == CUBLAS_COMPUTE_32F);
+  const UseTf32 on(true);
+  const auto rounded = product(gemm, DType::f32, a, b);
+  CHECK(cublaslt_calls().compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+  product(gemm, DType::bf16, a, b);
+  CHECK(cublaslt_calls().compute == CUBLAS_COMPUTE_32F);
+  for (auto* values : {&a, &b})
+    for (double& value : *values) value = rounded_to_tf32(value);
+  CHECK(error(rounded, product(*kernels::cpu_table().gemm, DType::f32, a, b)) < tolerance(DType::f32));
+  CHECK(error(rounded, exact) > 10 * tolerance(DType::f32));
 }

@@ -32,7 +32,7 @@ constexpr kernels::WorkspaceSize kNeed{100 * sizeof(float), 10 * sizeof(float)};
 
 // y[0] = the first value of the workspace; then fills it, and sums it into y[1]. Needs kNeed.
 void fill_and_sum(kernels::Context& c, float* y, float value) {
-  const kernels::LaunchWorkspace parts(c, kNeed);
+  const kernels::WorkspaceParts parts(c, kNeed);
   if (!parts) return;
   auto* shared = parts.shared<float>();
   y[0] = shared[0];

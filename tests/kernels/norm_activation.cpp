@@ -227,6 +227,83 @@ TEST_CASE("activations and their gradients, with and without bias and gate") {
           }
 }
 
+TEST_CASE("activations of experts: weights of rows, limits of the gate, rows that are not in use") {
+  using Kind = kernels::ActivationKind;
+  const auto& activation = *table().activation;
+  const auto of = [](const kernels::ExpertActivation& e, const auto& x, const auto& weights, int64_t cols) {
+    using S = typename std::decay_t<decltype(x)>::value_type;
+    Vec<S> y;
+    const auto n = static_cast<size_t>(cols), width = e.gated ? 2 * n : n;
+    // gpt-oss: x sigmoid(1.702 x).
+    const auto f = [&](S v) {
+      if (e.slope != 1) return v / (1.0 + std::exp(-double{e.slope} * v));
+      return reference::activate(e.kind, v);
+    };
+    const auto clamped = [&](S v, bool below) {
+      if (e.limit > 0 && reference::real(v) > double{e.limit}) return S{e.limit};
+      return e.limit > 0 && below && reference::real(v) < -double{e.limit} ? S{-e.limit} : v;
+    };
+    for (size_t r = 0; r * width < x.size(); ++r)
+      for (size_t c = 0; c < n; ++c) {
+        const S first = x[r * width + c];
+        S v = e.gated ? f(clamped(first, false)) * (clamped(x[r * width + n + c], true) + double{e.up_offset})
+                      : f(first);
+        y.push_back(weights.empty() ? v : v * weights[r]);
+      }
+    return y;
+  };
+  for (const kernels::ExpertActivation& e :
+       {kernels::ExpertActivation{Kind::silu},
+        {.kind = Kind::silu, .slope = 1.702f, .limit = 1.5f, .up_offset = 1},
+        {Kind::gelu_tanh},
+        {.kind = Kind::squared_relu, .gated = false},
+        {.kind = Kind::gelu, .gated = false},
+        {.kind = Kind::relu, .limit = 2, .up_offset = 0.5f}})
+    for (const DType type : kTypes)
+      for (const bool weighted : {false, true})
+        for (const int64_t cols : {1, 37, 136}) {
+          INFO("kind=", static_cast<int>(e.kind), " gated=", e.gated, " ", text(type), " ", cols);
+          const int64_t rows = 7, used = 5, width = e.gated ? 2 * cols : cols;
+          const Array x(type, random_values(rows * width, 51, 4.0)), dy(type, random_values(rows * cols, 52));
+          Array weights(DType::f32, random_values(weighted ? rows : 0, 53));
+          const auto y = run_kernel(
+              {Array::zeros(type, rows * cols, 96), x, Array::zeros(DType::f32, rows, 96)},
+              [&](kernels::Context& c, Vec<Array>& out) {
+                activation.expert_forward(c, e, out[1], weights.f32(), &used, out[0].out(), rows, cols);
+                activation.expert_backward(c, e, dy, out[1], weights.f32(), &used, out[1].out(),
+                                           weighted ? out[2].f32() : nullptr, rows, cols);
+              });
+          const auto first = [&](Vec<double> values, int64_t n) {
+            values.resize(static_cast<size_t>(n));
+            return values;
+          };
+          const auto xs = first(x.rounded(), used * width),
+                     ws = first(weights.rounded(), weighted ? used : 0), d = first(dy.rounded(), used * cols);
+          CHECK(error(first(y[0].rounded(), used * cols), of(e, xs, ws, cols)) < tolerance(type));
+          for (int64_t i = used * cols; i < rows * cols; ++i)
+            CHECK(y[0].rounded()[static_cast<size_t>(i)] == 96);
+          // Row by row: the function of a row does not look at another.
+          Vec<double> dx;
+          for (int64_t r = 0; r < used; ++r) {
+            const auto part = [&](const Vec<double>& all, int64_t n) {
+              return Vec<double>(all.begin() + r * n, all.begin() + (r + 1) * n);
+            };
+            const auto weight = weighted ? Vec<Complex>{ws[static_cast<size_t>(r)]} : Vec<Complex>{};
+            const auto own = reference::complex_step(part(xs, width), [&](const auto& z) {
+              return reference::contract(of(e, z, weight, cols), part(d, cols));
+            });
+            dx.insert(dx.end(), own.begin(), own.end());
+          }
+          CHECK(error(first(y[1].rounded(), used * width), dx) < tolerance(type));
+          if (!weighted) continue;
+          const auto dw = reference::complex_step(ws, [&](const auto& z) {
+            return reference::contract(of(e, reference::convert<Complex>(xs), z, cols), d);
+          });
+          CHECK(error(first(y[2].rounded(), used), dw) < tolerance(type));
+          CHECK(y[2].rounded()[static_cast<size_t>(used)] == 96);
+        }
+}
+
 TEST_CASE("activations of extreme, infinite and undefined inputs") {
   using Kind = kernels::ActivationKind;
   const auto& activation = *table().activation;

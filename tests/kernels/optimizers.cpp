@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "base/philox.hpp"
 #include "tests/kernels/support.hpp"
@@ -44,9 +45,10 @@ void for_elements(const Vec<kernels::UpdateRange>& ranges, const kernels::StepSc
 const Vec<int64_t> kLengths{1, 37, 20003, 60001};
 constexpr kernels::StepScale kScale{
     .lr = 3e-3, .decoupled_lr = 5e-3, .weight_decay = 0.1f, .decoupled_decay = true};
-constexpr kernels::StepControl kControl{.gradient = 0.5f};
-kernels::In control_of(const kernels::StepControl& control) {
-  return {&control, DType::u8};
+// On the heap, which a GPU reads (gpu_table.cpp).
+kernels::In step_control() {
+  static const Vec<kernels::StepControl> control{{.gradient = 0.5f}};
+  return {control.data(), DType::u8};
 }
 
 }  // namespace
@@ -63,8 +65,7 @@ TEST_CASE("Adam over ranges; padding keeps its bits") {
       for (double& v : squares) v = v * v;
       const Array v(DType::f32, squares), model(DType::bf16, random_values(n, 5));
       const auto y = run_kernel({main, m, v, model}, [&](kernels::Context& c, Vec<Array>& out) {
-        Array g = grad;
-        optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), out[0].out(),
+        optimizers().adam(c, s, step_control(), table_of(ranges), count(ranges), grad, out[0].out(),
                           out[1].out(), nullptr, out[2].out(), nullptr, out[3].out());
       });
       Vec<double> w = main.rounded(), em = m.rounded(), ev = v.rounded(), copy = model.rounded();
@@ -88,36 +89,38 @@ TEST_CASE("Adam over ranges; padding keeps its bits") {
     }
 }
 
-TEST_CASE("SGD over ranges, with and without momentum, Nesterov, decoupled decay") {
-  for (const bool nesterov : {false, true})
-    for (const bool decoupled : {false, true})
-      for (const float momentum : {0.0f, 0.9f})
-        for (const int64_t n : kLengths) {
-          const auto ranges = ranges_of(n);
-          kernels::SgdStep s{kScale, momentum, nesterov};
-          s.scale.decoupled_decay = decoupled;
-          const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
-              buffer(DType::f32, random_values(n, 3));
-          const auto y = run_kernel({main, buffer, main}, [&](kernels::Context& c, Vec<Array>& out) {
-            Array g = grad;
-            optimizers().sgd(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(),
-                             out[0].f32(), out[1].f32(), out[2].out());
-          });
-          Vec<double> w = main.rounded(), b = buffer.rounded();
-          const auto gs = grad.rounded();
-          for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
-            double g = 0.5 * gs[i];
-            if (decoupled)
-              w[i] *= 1 - lr * decay;
-            else
-              g += decay * w[i];
-            if (momentum != 0) b[i] = static_cast<double>(momentum) * b[i] + g;
-            w[i] -= lr * (momentum == 0 ? g : nesterov ? g + static_cast<double>(momentum) * b[i] : b[i]);
-          });
-          CHECK(error(y[0].rounded(), w) < 1e-6);
-          CHECK(error(y[1].rounded(), b) < 1e-6);
-          CHECK(y[2].bytes() == y[0].bytes());
-        }
+// Decays the weight, or returns the gradient with that of L2 regularization.
+static double decayed(bool decoupled, double lr, double decay, double gradient, double& weight) {
+  if (!decoupled) return gradient + decay * weight;
+  weight *= 1 - lr * decay;
+  return gradient;
+}
+
+TEST_CASE("SGD over ranges, with and without momentum and decoupled decay") {
+  for (const bool decoupled : {false, true})
+    for (const float momentum : {0.0f, 0.9f})
+      for (const int64_t n : kLengths) {
+        const auto ranges = ranges_of(n);
+        kernels::SgdStep s{kScale, momentum};
+        s.scale.decoupled_decay = decoupled;
+        const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
+            buffer(DType::f32, random_values(n, 3));
+        const auto y = run_kernel({main, buffer, main}, [&](kernels::Context& c, Vec<Array>& out) {
+          Array g = grad;
+          optimizers().sgd(c, s, step_control(), table_of(ranges), count(ranges), g.f32(), out[0].f32(),
+                           out[1].f32(), out[2].out());
+        });
+        Vec<double> w = main.rounded(), b = buffer.rounded();
+        const auto gs = grad.rounded();
+        for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
+          const double g = decayed(decoupled, lr, decay, 0.5 * gs[i], w[i]);
+          if (momentum != 0) b[i] = static_cast<double>(momentum) * b[i] + g;
+          w[i] -= lr * (momentum == 0 ? g : b[i]);
+        });
+        CHECK(error(y[0].rounded(), w) < 1e-6);
+        CHECK(error(y[1].rounded(), b) < 1e-6);
+        CHECK(y[2].bytes() == y[0].bytes());
+      }
 }
 
 TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where it is zero") {
@@ -133,17 +136,13 @@ TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where i
       const Array grad(DType::f32, gradients), main(DType::f32, random_values(n, 2)), m(DType::f32, momenta);
       const auto y = run_kernel({main, m, main}, [&](kernels::Context& c, Vec<Array>& out) {
         Array g = grad;
-        optimizers().lion(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), out[0].f32(),
+        optimizers().lion(c, s, step_control(), table_of(ranges), count(ranges), g.f32(), out[0].f32(),
                           out[1].f32(), out[2].out());
       });
       Vec<double> w = main.rounded(), em = m.rounded();
       const auto gs = grad.rounded();
       for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
-        double g = 0.5 * gs[i];
-        if (decoupled)
-          w[i] *= 1 - lr * decay;
-        else
-          g += decay * w[i];
+        const double g = decayed(decoupled, lr, decay, 0.5 * gs[i], w[i]);
         const double c = 0.95 * em[i] + 0.05 * g;
         w[i] -= lr * (c > 0 ? 1 : c < 0 ? -1 : 0);
         em[i] = 0.98 * em[i] + 0.02 * g;
@@ -172,9 +171,8 @@ TEST_CASE("Adam in bf16: rounded to nearest, or where Philox says for the global
       for (const Array& array : narrow) wide.emplace_back(DType::f32, array.rounded());
       const auto update = [&](const Vec<Array>& arrays) {
         return run_kernel(arrays, [&](kernels::Context& c, Vec<Array>& out) {
-          Array g = grad;
-          optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(),
-                            out[0].out(), out[1].out(), nullptr, out[2].out(), nullptr, {});
+          optimizers().adam(c, s, step_control(), table_of(ranges), count(ranges), grad, out[0].out(),
+                            out[1].out(), nullptr, out[2].out(), nullptr, {});
         });
       };
       const auto exact = update(wide), got = update(narrow);
@@ -198,6 +196,44 @@ TEST_CASE("Adam in bf16: rounded to nearest, or where Philox says for the global
         CHECK(got[a].rounded() == expected);
       }
     }
+}
+
+TEST_CASE("Adam with a bf16 gradient: the bits of the same values in fp32") {
+  for (const int64_t n : kLengths) {
+    auto ranges = ranges_of(n);
+    int64_t blocks = 0;
+    for (auto& range : ranges) range.first_block = blocks, blocks += (range.count + 63) / 64;
+    const kernels::AdamStep s{kScale, 0.9f, 0.95f, 1e-8f, 0.2f, 0.1f};
+    const Array narrow(DType::bf16, random_values(n, 1)), wide(DType::f32, narrow.rounded());
+    CHECK(narrow.rounded() != random_values(n, 1));
+    Vec<double> squares = random_values(n, 4);
+    for (double& v : squares) v = v * v;
+    for (const DType state : {DType::f32, DType::bf16}) {
+      const Vec<Array> arrays{Array(state, random_values(n, 2)), Array(state, random_values(n, 3)),
+                              Array(state, squares), Array(DType::bf16, random_values(n, 5))};
+      const auto update = [&](const Array& gradient) {
+        return run_kernel(arrays, [&](kernels::Context& c, Vec<Array>& out) {
+          optimizers().adam(c, s, step_control(), table_of(ranges), count(ranges), gradient, out[0].out(),
+                            out[1].out(), nullptr, out[2].out(), nullptr, out[3].out());
+        });
+      };
+      const auto got = update(narrow), exact = update(wide);
+      for (size_t a = 0; a < arrays.size(); ++a) CHECK(got[a].bytes() == exact[a].bytes());
+    }
+    Vec<uint8_t> codes(static_cast<size_t>(n), 0x31);
+    Vec<float> scales(static_cast<size_t>(blocks), 0.5f);
+    const auto update = [&](const Array& gradient) {
+      Vec<uint8_t> m = codes, v = codes;
+      Vec<float> m_scales = scales, v_scales = scales;
+      Array w(DType::f32, random_values(n, 2));
+      const Launch launch(2);
+      optimizers().adam(launch.context(), s, step_control(), table_of(ranges), count(ranges), gradient,
+                        w.out(), {m.data(), DType::u8}, m_scales.data(), {v.data(), DType::u8},
+                        v_scales.data(), {});
+      return std::tuple(w.rounded(), m, v, m_scales, v_scales);
+    };
+    CHECK(update(narrow) == update(wide));
+  }
 }
 
 TEST_CASE("fp8 moments: codes, scales and their values; ranges and padding") {
@@ -248,9 +284,8 @@ TEST_CASE("Adam with fp8 moments: as with the fp32 moments that they decode to, 
     };
     const auto adam = [&](kernels::Context& c, Array& w, kernels::Out m, float* m_scales, kernels::Out v,
                           float* v_scales) {
-      Array g = gradient;
-      optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), w.out(), m,
-                        m_scales, v, v_scales, {});
+      optimizers().adam(c, s, step_control(), table_of(ranges), count(ranges), gradient, w.out(), m, m_scales,
+                        v, v_scales, {});
     };
     for (int number = 0; number < 4; ++number) {
       prepare_launch(number);
@@ -296,10 +331,10 @@ TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
         const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
             buffer(DType::f32, random_values(n, 3));
         const auto y = run_kernel({grad, buffer, main, main}, [&](kernels::Context& c, Vec<Array>& out) {
-          optimizers().muon_momentum(c, s, control_of(kControl), table_of(ranges), count(ranges),
-                                     out[0].f32(), out[2].f32(), out[1].f32());
-          optimizers().muon_update(c, s.scale, control_of(kControl), table_of(ranges), count(ranges),
-                                   out[0].f32(), out[2].f32(), out[3].out());
+          optimizers().muon_momentum(c, s, step_control(), table_of(ranges), count(ranges), out[0].f32(),
+                                     out[2].f32(), out[1].f32());
+          optimizers().muon_update(c, s.scale, step_control(), table_of(ranges), count(ranges), out[0].f32(),
+                                   out[2].f32(), out[3].out());
         });
         Vec<double> u = grad.rounded(), m = buffer.rounded(), w = main.rounded();
         for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
@@ -328,11 +363,16 @@ TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
 }
 
 TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any number of threads") {
-  for (const int64_t n : {int64_t{1}, int64_t{37}, int64_t{1025}, int64_t{200001}, int64_t{1500001}}) {
+  const std::pair<int64_t, DType> cases[] = {{1, DType::f32},      {37, DType::f32},      {1025, DType::f32},
+                                             {200001, DType::f32}, {1500001, DType::f32}, {37, DType::bf16},
+                                             {1025, DType::bf16},  {200001, DType::bf16}};
+  for (const auto& [n, dtype] : cases) {
     const auto ranges = ranges_of(n);
     Vec<double> values = random_values(n, 1);
     for (size_t i = 0; i < values.size(); i += 5) values[i] = i % 2 ? 0.0 : -0.0;
-    Array x(DType::f32, values);
+    // The smallest numbers are not zeros.
+    for (size_t i = 1; i < values.size(); i += 5) values[i] = 1e-30;
+    const Array x(dtype, values);
     const Vec<double> rounded = x.rounded();
     long double squares = 0;
     int64_t zeros = 0;
@@ -347,14 +387,14 @@ TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any
       kernels::Context& c = launch.context();
       double sum = 1;
       int64_t number = 3;
-      optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x.out(), &sum, true);
-      optimizers().count_zeros(c, table_of(ranges), count(ranges), x.f32(), &number, true);
+      optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x, &sum, true);
+      optimizers().count_zeros(c, table_of(ranges), count(ranges), x, &number, true);
       CHECK(sum == doctest::Approx(static_cast<double>(squares + 1)).epsilon(1e-13));
       CHECK(number == zeros + 3);
       if (threads == 1) first = sum;
       CHECK(sum == first);
-      optimizers().sum_of_squares(c, table_of(ranges), 0, x.out(), &sum, false);
-      optimizers().count_zeros(c, table_of(ranges), 0, x.f32(), &number, false);
+      optimizers().sum_of_squares(c, table_of(ranges), 0, x, &sum, false);
+      optimizers().count_zeros(c, table_of(ranges), 0, x, &number, false);
       CHECK((sum == 0 && number == 0));
     }
   }

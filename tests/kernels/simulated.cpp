@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/common/shared_memory_limits.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/simulated/table.hpp"
 #include "tensor/device.hpp"
@@ -129,6 +130,15 @@ __global__ void much_shared_memory(int*) {
   values[thread_index()] = 0;
 }
 constexpr int kAtLargeArray = __LINE__ - 3;
+
+template <int kBytes>
+__global__ void both_shared_memories(int*) {
+  CAPSTAN_SHARED(std::byte, values, kBytes);
+  values[thread_index()] = std::byte{0};
+  CAPSTAN_DYNAMIC_SHARED(float, of_launch);
+  of_launch[thread_index()] = 0;
+}
+constexpr int kAtLaunchArray = __LINE__ - 3;
 
 __global__ void unaligned_vector(const float* in, int*) {
   load_16(in + thread_index());
@@ -297,6 +307,10 @@ TEST_CASE("simulated kernels: what a GPU does not run") {
               "second lies in the same dynamic shared memory as first");
   check_named(defects({1, 32}, much_shared_memory, nullptr), kAtLargeArray,
               "have 49160 bytes, and a GPU allows 49152");
+  // A launch raises the limit of its kernel only if it has many bytes of its own.
+  CHECK_NOTHROW(launch(LaunchContext{}, {1, 32, size_t{48} << 10}, both_shared_memories<32>, nullptr));
+  check_named(defects({1, 32, size_t{16} << 10}, both_shared_memories<32769>, nullptr), kAtLaunchArray,
+              "has 49153 bytes, and a launch with 16384 of them allows 49152");
   check_named(defects({1, 32}, unaligned_vector, in.data(), nullptr), kAtVector,
               "a vector of 16 bytes is not aligned to its size");
   CHECK_THROWS_AS(launch(LaunchContext{}, {1, 48}, write_past_the_end, nullptr), Error);
@@ -349,6 +363,38 @@ TEST_CASE("simulated kernels: a request that kernels cannot meet is refused by n
     CHECK(e.message().find("a scale of the tensor or of blocks 1x128 and 1x32 only") != std::string::npos);
   }
   CHECK(error.file == nullptr);
+}
+
+TEST_CASE("simulated kernels: norms of wide rows fit into the shared memory of every GPU") {
+  constexpr int64_t kRows = 2, kCols = 25'001;
+  const kernels::NormRows shape{kRows, kCols, 1, 0, kCols};
+  std::vector<float> x(kRows * kCols), dy(x.size());
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] = std::sin(static_cast<float>(i)), dy[i] = std::cos(static_cast<float>(i) * 0.3f);
+  const std::vector<float> gamma(x.begin(), x.begin() + kCols);
+  const auto in = [](const std::vector<float>& v) { return kernels::In{v.data(), DType::f32}; };
+  const auto out = [](std::vector<float>& v) { return kernels::Out{v.data(), DType::f32}; };
+  const auto& norm = *kernels::simulated_table().norm;
+  const auto results = [&](size_t shared_bytes) {
+    set_most_shared_bytes(shared_bytes);
+    std::vector<std::byte> workspace(norm.backward_workspace(shape, true).total(1));
+    kernels::KernelError error;
+    LaunchContext context{.error = &error};
+    context.workspace = {workspace.data(), workspace.size()};
+    std::vector<float> y(x.size()), dx(x.size()), rstd(kRows), mean(kRows), dgamma(kCols), dbeta(kCols);
+    norm.forward(context, false, shape, in(x), {}, {}, in(gamma), 0, in(gamma), 1e-5f, out(y), mean.data(),
+                 rstd.data(), {});
+    norm.backward(context, false, shape, in(dy), in(x), in(gamma), 0, mean.data(), rstd.data(), out(dx),
+                  false, dgamma.data(), dbeta.data());
+    CHECK(error.file == nullptr);
+    return std::vector{y, dx, rstd, mean, dgamma, dbeta};
+  };
+  const auto expected = results(kernels::kMostSharedBytes);
+  // sm_86, sm_89 and sm_120.
+  CHECK(results(size_t{99} << 10) == expected);
+  check_named(defects({1, 32, size_t{100} << 10}, both_shared_memories<32>, nullptr), kAtLaunchArray,
+              "and a GPU allows 101376");
+  set_most_shared_bytes(kernels::kMostSharedBytes);
 }
 
 TEST_CASE("simulated kernels: after a defect the next launch is as usual") {

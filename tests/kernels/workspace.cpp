@@ -137,6 +137,25 @@ void add_embedding(std::vector<Case>& cases) {
   }
 }
 
+void add_experts(std::vector<Case>& cases) {
+  if (!testing::table().expert_permutation) return;
+  const auto& expert_permutation = *testing::table().expert_permutation;
+  for (const int64_t tokens : {5, 700}) {
+    const kernels::PermutationShape s{.tokens = tokens, .topk = 1, .experts = 3, .capacity = tokens / 4};
+    cases.push_back({"plan of experts",
+                     expert_permutation.plan_workspace(s),
+                     {unset(DType::f32, 2 * (1 + 2 * s.experts)), unset(DType::f32, s.slots()),
+                      unset(DType::f32, s.rows())},
+                     [=, &expert_permutation, experts = random_ints(tokens, 1, s.experts),
+                      p = Array(DType::f32, random_values(tokens, 2))](kernels::Context& c, Vec<Array>& y) {
+                       Array probabilities = p;
+                       expert_permutation.plan(
+                           c, s, experts.data(), probabilities.f32(), reinterpret_cast<int64_t*>(y[0].f32()),
+                           reinterpret_cast<int32_t*>(y[1].f32()), reinterpret_cast<int32_t*>(y[2].f32()));
+                     }});
+  }
+}
+
 void add_attention(std::vector<Case>& cases) {
   if (!testing::table().attention) return;
   const auto& attention = *testing::table().attention;
@@ -415,34 +434,35 @@ void add_optimizers(std::vector<Case>& cases) {
   const auto count = static_cast<int64_t>(ranges.size());
   const Array gradient = noise(DType::f32, n), moment = noise(DType::f32, n, 2);
   const WorkspaceSize update = optimizers.update_workspace(count);
-  static constexpr kernels::StepControl control{};
+  // On the heap, which a GPU reads (gpu_table.cpp).
+  const Vec<kernels::StepControl> control(1);
   cases.push_back(
       {"adam", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
-         Array g = gradient, m = moment, v = Array::zeros(DType::f32, n, 1);
-         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, kernels::In{&control, DType::u8}, table(), count,
-                         g.f32(), y[0].out(), m.out(), nullptr, v.out(), nullptr, {});
+         Array m = moment, v = Array::zeros(DType::f32, n, 1);
+         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, kernels::In{control.data(), DType::u8}, table(),
+                         count, gradient, y[0].out(), m.out(), nullptr, v.out(), nullptr, {});
        }});
   cases.push_back(
       {"sgd", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient;
-         optimizers.sgd(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
-                        y[0].f32(), nullptr, {});
+         optimizers.sgd(c, {.scale = {.lr = 1}}, kernels::In{control.data(), DType::u8}, table(), count,
+                        g.f32(), y[0].f32(), nullptr, {});
        }});
   cases.push_back(
       {"lion", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient, m = moment;
-         optimizers.lion(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
-                         y[0].f32(), m.f32(), {});
+         optimizers.lion(c, {.scale = {.lr = 1}}, kernels::In{control.data(), DType::u8}, table(), count,
+                         g.f32(), y[0].f32(), m.f32(), {});
        }});
   cases.push_back({"muon_momentum", update, {gradient}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
                      Array main = gradient, buffer = moment;
-                     optimizers.muon_momentum(c, {.momentum = 0.5f}, kernels::In{&control, DType::u8},
+                     optimizers.muon_momentum(c, {.momentum = 0.5f}, kernels::In{control.data(), DType::u8},
                                               table(), count, y[0].f32(), main.f32(), buffer.f32());
                    }});
   cases.push_back(
       {"muon_update", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient;
-         optimizers.muon_update(c, {.lr = 1}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
+         optimizers.muon_update(c, {.lr = 1}, kernels::In{control.data(), DType::u8}, table(), count, g.f32(),
                                 y[0].f32(), {});
        }});
   const int64_t elements = 5 + 32768 + 99999;
@@ -457,8 +477,7 @@ void add_optimizers(std::vector<Case>& cases) {
                    optimizers.count_zeros_workspace(count, elements),
                    {unset(DType::f32, 2)},
                    [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
-                     Array g = gradient;
-                     optimizers.count_zeros(c, table(), count, g.f32(),
+                     optimizers.count_zeros(c, table(), count, gradient,
                                             reinterpret_cast<int64_t*>(y[0].f32()), false);
                    }});
 }
@@ -469,6 +488,7 @@ std::vector<Case> all_cases() {
   add_attention(cases);
   add_attention_of_documents(cases);
   add_embedding(cases);
+  add_experts(cases);
   add_context_attention(cases);
   add_rope(cases);
   add_decoding(cases);
@@ -525,5 +545,5 @@ TEST_CASE("every function of kernels/*.hpp that declares a workspace has a case 
       CHECK_MESSAGE(cases.find(call) != std::string::npos, call);
     }
   }
-  CHECK(found >= 28);
+  CHECK(found >= 29);
 }

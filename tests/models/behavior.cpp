@@ -86,8 +86,14 @@ config::ModelConfig larger_init(config::ModelConfig c) {
   return c;
 }
 std::vector<config::ModelConfig> all_models() {
-  return {larger_init(tiny_gpt2()),         larger_init(tiny_llama()), larger_init(tiny_llama_variant()),
-          larger_init(tiny_llama_biases()), larger_init(tiny_olmo2()), larger_init(tiny_gemma2())};
+  return {larger_init(tiny_gpt2()),          larger_init(tiny_llama()),
+          larger_init(tiny_llama_variant()), larger_init(tiny_llama_biases()),
+          larger_init(tiny_olmo2()),         larger_init(tiny_gemma2()),
+          larger_init(tiny_deepseek()),      larger_init(tiny_deepseek_lite())};
+}
+// With the losses of their routers, which are no sums over tokens.
+std::vector<config::ModelConfig> models_with_experts() {
+  return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe())};
 }
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
@@ -101,7 +107,9 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change no bit, dropout included", D,
                    EVERY_DEVICE) {
   const Data data = random_batch(2 * 19, 1);
-  for (config::ModelConfig c : all_models())
+  std::vector<config::ModelConfig> models = all_models();
+  for (const config::ModelConfig& c : models_with_experts()) models.push_back(c);
+  for (config::ModelConfig c : models)
     for (const DType type : {DType::f32, DType::bf16})
       for (const double dropout : {0.0, 0.2}) {
         if (D::kSlow && (type == DType::f32 || dropout == 0 || test::kSanitized)) continue;
@@ -131,9 +139,17 @@ TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change n
         config::ModelConfig s = c;
         s.recompute_granularity = config::RecomputeGranularity::selective;
         using Modules = decltype(s.recompute_modules);
+        if (c.multi_latent_attention) {
+          s.recompute_modules = Modules{config::RecomputeModule::mla_up_proj};
+          const Step again = run_step(*device, s, type, 2, 19, data, options);
+          CHECK((again == plain));
+          CHECK(again.peak < plain.peak);
+        }
         for (const Modules& modules :
              {Modules{config::RecomputeModule::core_attn}, Modules{config::RecomputeModule::mlp},
-              Modules{config::RecomputeModule::core_attn, config::RecomputeModule::mlp}}) {
+              Modules{config::RecomputeModule::core_attn, config::RecomputeModule::mlp},
+              Modules{config::RecomputeModule::moe, config::RecomputeModule::mlp}}) {
+          if (!c.num_moe_experts && modules.front() == config::RecomputeModule::moe) continue;
           s.recompute_modules = modules;
           CHECK((run_step(*device, s, type, 2, 19, data, options) == plain));
         }
@@ -459,7 +475,7 @@ TEST_CASE("parameters are listed before anything is allocated") {
   CHECK(elements == 124439808);  // GPT-2 small
   const ParamSpec& words = *specs.at("embedding.word_embeddings.weight");
   CHECK(words.other_uses == std::vector<std::string>{"output_layer.weight"});
-  CHECK(words.sharding.axis == ShardingAxis::tensor);
+  CHECK(words.sharding.over(ShardingAxis::tensor));
   CHECK(!words.no_weight_decay);
   CHECK(specs.count("output_layer.weight") == 0);
   const ParamSpec& qkv = *specs.at("decoder.layers.11.self_attention.linear_qkv.weight");
@@ -468,16 +484,17 @@ TEST_CASE("parameters are listed before anything is allocated") {
   CHECK(qkv.block == "layer 11");
   CHECK(qkv.init.std == 0.02);
   const ParamSpec& proj = *specs.at("decoder.layers.3.self_attention.linear_proj.weight");
-  CHECK(proj.sharding.dim == 1);
+  CHECK(proj.sharding.over(ShardingAxis::tensor)->dim == 1);
   CHECK(proj.init.std == doctest::Approx(0.02 / std::sqrt(24.0)));
-  CHECK(specs.at("decoder.layers.0.mlp.linear_fc2.bias")->sharding.axis == ShardingAxis::none);
-  CHECK(specs.at("decoder.layers.0.mlp.linear_fc1.bias")->sharding.axis == ShardingAxis::tensor);
+  CHECK(specs.at("decoder.layers.0.mlp.linear_fc2.bias")->sharding.dims().empty());
+  CHECK(specs.at("decoder.layers.0.mlp.linear_fc1.bias")->sharding.over(ShardingAxis::tensor));
   CHECK(specs.at("decoder.final_layernorm.weight")->init.kind == Init::Kind::ones);
   CHECK(specs.at("decoder.final_layernorm.bias")->no_weight_decay);
 
   const auto llama = models::build(tiny_llama());
   for (const auto& p : llama->parameters())
-    if (p->name() == "decoder.layers.0.mlp.linear_fc1.weight") CHECK(p->spec().sharding.blocks == 2);
+    if (p->name() == "decoder.layers.0.mlp.linear_fc1.weight")
+      CHECK(p->spec().sharding.dims()[0].blocks == 2);
 }
 
 TEST_CASE("what cannot be run is refused by name") {
@@ -491,11 +508,12 @@ TEST_CASE("what cannot be run is refused by name") {
   };
   config::ModelConfig c = tiny_llama();
   c.num_moe_experts = 8;
-  c.multi_latent_attention = true;
+  c.moe_grouped_gemm = false;
+  c.mtp_num_layers = 1;
   const std::string both = refusal(c);
   CHECK(both.find("unsupported: ") == 0);
-  CHECK(both.find("model.num_moe_experts=8") != std::string::npos);
-  CHECK(both.find("model.multi_latent_attention=true") != std::string::npos);
+  CHECK(both.find("model.moe_grouped_gemm=false") != std::string::npos);
+  CHECK(both.find("model.mtp_num_layers=1") != std::string::npos);
   c = tiny_llama();
   c.recompute_granularity = config::RecomputeGranularity::selective;
   c.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::layernorm};
@@ -585,4 +603,39 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
       32.0 * (4096.0 * (4096 + 2048) + 4096.0 * 4096 + 3.0 * 4096 * 14336) + 4096.0 * 128256;
   const double expected = 6 * 8192.0 * (weights + 32.0 * 4096 * 8192);
   CHECK(count.flops == doctest::Approx(expected).epsilon(0.001));
+}
+
+TEST_CASE_TEMPLATE("the load of the experts is counted once, and their capacity drops tokens", D,
+                   EVERY_DEVICE) {
+  const Data data = random_batch(2 * 19, 5);
+  for (const bool recomputes : {false, true}) {
+    config::ModelConfig c = larger_init(tiny_qwen3_moe());
+    if (recomputes) {
+      c.recompute_granularity = config::RecomputeGranularity::full;
+      c.recompute_num_layers = 1;
+    }
+    const auto device = D::make(1);
+    nn::RouterStatistics statistics(*device, {1, 2}, 6);
+    models::ForwardOptions options;
+    options.router_statistics = &statistics;
+    const Step all = run_step(*device, c, DType::f32, 2, 19, data, options);
+    const auto sums = statistics.sums().to_floats();
+    for (size_t layer = 0; layer < 2; ++layer) {
+      double choices = 0;
+      for (size_t e = 0; e < 6; ++e) choices += sums[layer * 8 + e];
+      CHECK(choices == 2 * 19 * 3);
+      // With an equal load the loss is its coefficient.
+      CHECK(sums[layer * 8 + 6] > 0.5f * 0.02f);
+      CHECK(sums[layer * 8 + 6] < 6 * 0.02f);
+      CHECK(sums[layer * 8 + 7] > 0);
+    }
+    c.moe_expert_capacity_factor = 3;  // topk * factor is more than the experts: nothing is dropped
+    CHECK((run_step(*device, c, DType::f32, 2, 19, data) == all));
+    c.moe_expert_capacity_factor = 0.3;
+    const Step few = run_step(*device, c, DType::f32, 2, 19, data);
+    CHECK(few.per_token != all.per_token);
+    c.moe_pad_expert_input_to_capacity = true;
+    const Step padded = run_step(*device, c, DType::f32, 2, 19, data);
+    CHECK(largest_difference(padded.per_token, few.per_token) < 1e-5);
+  }
 }

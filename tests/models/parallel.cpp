@@ -27,9 +27,10 @@ std::vector<config::ModelConfig> models_for(int ranks) {
   config::ModelConfig gpt = with_head(tiny_gpt2(), 12, 4), llama = with_head(tiny_llama(), 2, 6),
                       variant = with_head(tiny_llama_variant(), 1, 10), padded = gpt,
                       gemma = with_head(tiny_gemma2(), 1, 6), olmo = with_head(tiny_olmo2(), 2, 6),
-                      biases = with_head(tiny_llama_biases(), 2, 6);
+                      biases = with_head(tiny_llama_biases(), 2, 6), latent = tiny_deepseek(),
+                      lite = tiny_deepseek_lite();
   std::vector<config::ModelConfig> models;
-  for (config::ModelConfig c : {gpt, llama, variant, padded, gemma, olmo, biases}) {
+  for (config::ModelConfig c : {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite}) {
     c.num_attention_heads = 12;
     c.ffn_hidden_size = 60;
     c.vocab_size = 131;
@@ -39,6 +40,7 @@ std::vector<config::ModelConfig> models_for(int ranks) {
     models.push_back(c);
   }
   for (const size_t i : {1, 5, 6}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
+  for (const size_t i : {7, 8}) models[i].num_query_groups = 12;
   models[3].padded_vocab_size = 720;  // most ranks hold nothing but padding
   return models;
 }
@@ -128,7 +130,7 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
     for (const auto& p : h.model->parameters()) {
       const std::vector<float> mine = h.store->gradient(*p).to_floats();
       std::vector<double> full(static_cast<size_t>(p->spec().shape.elements()));
-      const bool sharded = p->spec().sharding.axis == ShardingAxis::tensor;
+      const bool sharded = p->spec().sharding.over(ShardingAxis::tensor) != nullptr;
       const bool counts = parallel.tensor.is_single() || sharded || p->spec().partial_over_tensor ||
                           parallel.tensor.rank() == 0;
       if (counts)

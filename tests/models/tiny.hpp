@@ -136,6 +136,42 @@ inline config::ModelConfig tiny_phi3() {
   c.window_size = 6;
   return c;
 }
+// Latent attention: compressed queries, keys and values; YaRN with a factor of the softmax scale.
+inline config::ModelConfig tiny_deepseek() {
+  config::ModelConfig c = tiny_family(4, 4, 9);
+  c.multi_latent_attention = true;
+  c.q_lora_rank = 11;
+  c.kv_lora_rank = 10;
+  c.qk_head_dim = 5;
+  c.qk_pos_emb_head_dim = 4;
+  c.v_head_dim = 7;
+  c.qk_layernorm = true;
+  c.latent_layernorm_epsilon = 1e-6;
+  c.rotary_base = 50;
+  c.rope_scaling = true;
+  c.rope_scaling_type = config::RopeScaling::yarn;
+  c.rope_scaling_factor = 4;
+  c.rope_scaling_original_max_position_embeddings = 16;
+  c.rope_scaling_beta_fast = 1.5;
+  c.rope_scaling_beta_slow = 0.3;
+  const double all = 0.1 * 0.8 * std::log(4.0) + 1;
+  c.rope_scaling_attention_factor = (0.1 * std::log(4.0) + 1) / all;
+  c.softmax_scale = all * all / 3.0;
+  return c;
+}
+// Latent attention with queries that are not compressed.
+inline config::ModelConfig tiny_deepseek_lite() {
+  config::ModelConfig c = tiny_family(4, 4, 10);
+  c.layernorm_epsilon = 1e-6;
+  c.multi_latent_attention = true;
+  c.kv_lora_rank = 8;
+  c.qk_head_dim = 4;
+  c.qk_pos_emb_head_dim = 6;
+  c.v_head_dim = 3;
+  c.qk_layernorm = true;
+  c.latent_layernorm_epsilon = 1e-6;
+  return c;
+}
 // A factor for each wavelength, others above 16 tokens.
 inline config::ModelConfig tiny_phi3_long() {
   config::ModelConfig c = tiny_family(5, 5, 4);
@@ -147,6 +183,49 @@ inline config::ModelConfig tiny_phi3_long() {
   c.rope_scaling_attention_factor = std::sqrt(1 + std::log(4.0) / std::log(16.0));
   c.rope_scaling_short_factors = {1, 1.25};
   c.rope_scaling_long_factors = {1.5, 7};
+  return c;
+}
+
+// The families with experts. num_moe_experts, topk, width of an expert.
+inline config::ModelConfig with_experts(config::ModelConfig c, int64_t experts, int64_t topk, int64_t ffn) {
+  c.num_moe_experts = experts;
+  c.moe_router_topk = topk;
+  c.moe_ffn_hidden_size = ffn;
+  return c;
+}
+inline config::ModelConfig tiny_mixtral() {
+  config::ModelConfig c = with_experts(tiny_family(4, 2, 6), 5, 2, 14);
+  c.moe_aux_loss_coeff = 0.05;
+  return c;
+}
+// A shared expert with a gate, probabilities of the softmax over all experts, a z-loss.
+inline config::ModelConfig tiny_qwen2_moe() {
+  config::ModelConfig c = with_experts(tiny_family(4, 2, 6), 4, 2, 10);
+  c.hidden_size = 24;
+  c.layernorm_epsilon = 1e-6;
+  c.add_qkv_bias = true;
+  c.moe_router_pre_softmax = true;
+  c.moe_shared_expert_intermediate_size = 18;
+  c.moe_shared_expert_gate = true;
+  c.moe_z_loss_coeff = 0.01;
+  return c;
+}
+// A dense layer before those with experts; both losses of the router.
+inline config::ModelConfig tiny_qwen3_moe() {
+  config::ModelConfig c = with_experts(tiny_family(4, 2, 6), 6, 3, 10);
+  c.num_layers = 3;
+  c.layernorm_epsilon = 1e-6;
+  c.qk_layernorm = true;
+  c.moe_first_dense_layers = 1;
+  c.moe_aux_loss_coeff = 0.02;
+  c.moe_z_loss_coeff = 0.003;
+  return c;
+}
+inline config::ModelConfig tiny_olmoe() {
+  config::ModelConfig c = with_experts(tiny_family(4, 4, 6), 7, 3, 10);
+  c.hidden_size = 24;
+  c.qk_layernorm = c.qk_layernorm_across_heads = true;
+  c.moe_router_pre_softmax = true;
   return c;
 }
 

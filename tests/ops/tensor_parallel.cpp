@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/reduce.hpp"
+#include "nn/linear.hpp"
 #include "tests/support/channels.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/shards.hpp"
 #include "tests/support/simple_store.hpp"
 #include "tests/support/worlds.hpp"
 
@@ -68,7 +71,7 @@ struct Case {
   // Column-parallel; else row-parallel.
   bool column, sequence, trainable, delayed;
 };
-// What a layer computes of full matrices, this rank's part.
+// This rank's part of the result that a layer computes from unsharded matrices.
 struct Part {
   Matrix x, dy, y, dx, dw;
 };
@@ -92,7 +95,7 @@ void check_layer(Device& device, const Case& c, int64_t splits, uint64_t seed) {
 
   const ParamSpec spec{
       .name = "w", .shape = {kOut, kIn}, .sharding = {ShardingAxis::tensor, c.column ? 0 : 1}};
-  const Parameter weight(spec, 0, group.rank(), group.size());
+  const Parameter weight(spec, 0, {.tensor = {group.rank(), group.size()}});
   test::SimpleStore store(device, DType::f32, /*gathered=*/true);
   store.add(weight);
   store.begin();
@@ -125,6 +128,84 @@ void check_layers(Device& device, uint64_t seed) {
           check_layer(device, {column, sequence, trainable, splits % 2 == 0}, splits, seed);
 }
 
+// y = x (W + 2 B A)^T of a layer with an adapter, which has to be sharded as the layer's output is.
+struct AdaptedLayer {
+  nn::LinearSharding sharding;
+  bool sequence;
+  // This rank's part of the layer's input or output, by how each is sharded.
+  Matrix of_input(const Matrix& m) const {
+    if (sharding == nn::LinearSharding::row) return m.my_columns();
+    return sequence ? m.my_rows() : m;
+  }
+  Matrix of_output(const Matrix& m) const {
+    if (sharding == nn::LinearSharding::column) return m.my_columns();
+    return sequence ? m.my_rows() : m;
+  }
+};
+
+void check_adapted_layer(Device& device, const AdaptedLayer& layer, uint64_t seed) {
+  CAPTURE(layer.sequence);
+  CAPTURE(static_cast<int>(layer.sharding));
+  comm::Communicator& group = world().communicator();
+  constexpr int64_t kRank = 3;
+  const int64_t rows = kRows * group.size();
+  const Matrix x = integers(rows, kIn, seed), dy = integers(rows, kOut, seed + 1);
+  std::map<std::string, Matrix> full{{"layer.weight", integers(kOut, kIn, seed + 2)},
+                                     {"layer.adapter.linear_in.weight", integers(kRank, kIn, seed + 3)},
+                                     {"layer.adapter.linear_out.weight", integers(kOut, kRank, seed + 4)}};
+  const Matrix &w = full.at("layer.weight"), &a = full.at("layer.adapter.linear_in.weight"),
+               &b = full.at("layer.adapter.linear_out.weight");
+  Matrix sum = product(b, a.transposed());
+  for (size_t i = 0; i < sum.values.size(); ++i) sum.values[i] = w.values[i] + 2 * sum.values[i];
+  const Matrix dw = product(dy.transposed(), x.transposed());
+  std::map<std::string, Matrix> gradients{
+      {"layer.weight", dw},
+      {"layer.adapter.linear_in.weight", product(b.transposed(), dw.transposed())},
+      {"layer.adapter.linear_out.weight", product(dw, a)}};
+
+  nn::AdapterOptions adapters;
+  adapters.adapts = [](std::string_view) { return true; };
+  adapters.rank = kRank;
+  adapters.scale = 2;
+  nn::Parallel parallel;
+  parallel.tensor = {&group, layer.sequence, 1};
+  nn::ParamList list(parallel, &adapters);
+  const nn::Linear linear(list, {"layer", 0, "layer 0"},
+                          {.in = kIn, .out = kOut, .sharding = layer.sharding});
+  const auto parameters = list.take();
+  test::SimpleStore store(device, parameters, DType::f32, /*gathered=*/true);
+  for (const auto& p : parameters) store.set(*p, test::shard_of(*p, full.at(p->name()).values));
+  store.begin();
+  store.begin_last_micro_batch();
+  StepContext context{device, store};
+  Tape tape(context);
+  const auto upload = [&](const Matrix& m) {
+    return Tensor::from_host<float>(device, {m.rows, m.columns}, m.values);
+  };
+  nn::TokenContext tokens;
+  tokens.batch = 1;
+  tokens.seq = rows;
+  const Var in = tape.input("x", upload(layer.of_input(x)), true),
+            out = linear.forward_without_bias(tape, in, tokens);
+  CHECK((out.value.to_floats() == layer.of_output(product(x, sum)).values));
+  tape.output("y", out);
+  tape.backward({{"y", upload(layer.of_output(dy))}});
+  CHECK((tape.input_gradient("x").to_floats() == layer.of_input(product(dy, sum.transposed())).values));
+  for (const auto& p : parameters) {
+    CAPTURE(p->name());
+    const float scale = p->spec().adapter ? 2 : 1;
+    Values expected = test::shard_of(*p, gradients.at(p->name()).values),
+           got = store.gradient(*p).to_floats();
+    for (float& v : expected) v *= scale;
+    if (p->spec().partial_over_tensor) {
+      std::vector<double> total(got.begin(), got.end());
+      comm::all_reduce(group, total);
+      got.assign(total.begin(), total.end());
+    }
+    CHECK((got == expected));
+  }
+}
+
 }  // namespace
 
 TEST_CASE_TEMPLATE("linear layers over tensor-parallel ranks give exact sums in any number of chunks", D,
@@ -138,4 +219,14 @@ TEST_CASE_TEMPLATE("linear layers over tensor-parallel ranks give exact sums in 
   // Transfers that block their queue until all ranks have come to them, as NCCL's.
   const test::WithBlockingChannel with(group, *device);
   check_layers(*device, 3);
+}
+
+TEST_CASE_TEMPLATE("the update of an adapter is in the parallel state of its layer's output", D,
+                   EVERY_DEVICE) {
+  if (world().communicator().is_single()) return;
+  const auto device = D::make(1);
+  for (const nn::LinearSharding sharding :
+       {nn::LinearSharding::none, nn::LinearSharding::column, nn::LinearSharding::row})
+    for (const bool sequence : {false, true})
+      for (const uint64_t seed : {1, 2}) check_adapted_layer(*device, {sharding, sequence}, seed);
 }

@@ -65,7 +65,7 @@ std::vector<float> trained(Device& device, bool offload, config::OptimizerConfig
   }
   std::vector<Tensor> seen;
   {
-    const auto optimizer = optim::build(config, device, buffers, {}, 11);
+    const auto optimizer = optim::build(config, device, buffers, 11);
     for (int step = 0; step < steps; ++step) {
       for (size_t b = 0; b < tensors.size(); ++b) {
         const Tensor& gradients = tensors[b].gradients;
@@ -135,6 +135,43 @@ TEST_CASE("every wait of offloaded updates is needed: the checked device finds e
   CHECK(test::find_missing_waits(
             [&](Device& device) { return trained(device, true, config, DType::bf16, 2); }, expected) ==
         2 * 9);
+}
+
+TEST_CASE("memory that a host device returns to the system is not in use by copies any more") {
+  const auto device = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
+  HostDevice host(*device, kernels::cpu_table());
+  const Tensor there = Tensor::zeros(*device, {100});
+  device->synchronize();
+  {
+    const Tensor here = Tensor::from_host<float>(host, {100}, wave(100, 1));
+    host.start_upload(here, there, "upload");
+  }
+  {
+    const Tensor here = Tensor::empty(host, {100});
+    host.follow_device();
+    host.start_download(there, here, "download", device->record(Queue::host_to_device).get());
+  }
+  host.release_cached();
+  device->synchronize();
+  CHECK(there.to_host<float>() == wave(100, 1));
+  CHECK(device->memory(MemoryKind::host).now == 0);
+}
+
+TEST_CASE("simulated device: a download does not change what host kernels before it still read") {
+  const auto device = test::Simulated::make({.threads = 1, .patient = true});
+  HostDevice host(*device, kernels::cpu_table());
+  const Tensor first = Tensor::from_host<float>(*device, {100}, wave(100, 1));
+  const Tensor second = Tensor::from_host<float>(*device, {100}, wave(100, 2));
+  const Tensor here = Tensor::empty(host, {100}), read = Tensor::empty(host, {100});
+  host.follow_device();
+  host.start_download(first, here, "first");
+  host.wait_for_downloads();
+  device->record(Queue::device_to_host)->wait();
+  host.copy(read.address(), here.address(), here.bytes());
+  host.start_download(second, here, "second", host.record(Queue::compute).get());
+  CHECK(read.to_host<float>() == wave(100, 1));
+  device->synchronize();
+  CHECK(here.to_host<float>() == wave(100, 2));
 }
 
 TEST_CASE("memory of offloaded tensors is pinned memory, by category, also in estimates") {

@@ -61,7 +61,7 @@ Result run(Device& device, const config::OptimizerConfig& config, const std::vec
   FlatBuffer buffer{Tensor(), Tensor::zeros(device, {n}), Tensor(), trial.ranges};
   buffer.main = trial.main == DType::f32 ? Tensor::from_host<float>(device, {n}, start)
                                          : Tensor::from_host<bf16>(device, {n}, bf16_of(start));
-  const auto adam = build(config, device, {buffer}, {}, kSeed);
+  const auto adam = build(config, device, {buffer}, kSeed);
   for (int64_t t = 0; t < trial.steps; ++t) {
     buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients[static_cast<size_t>(t)])));
     adam->step({.lr = 1e-2, .weight_decay = 0.1}, test::step_control(device));
@@ -259,8 +259,8 @@ TEST_CASE_TEMPLATE("fp8 moments that are stored as fp32 and loaded again give th
                     {{0, 1000}, {1024, 1977}}};
   for (const bool stochastic : {false, true}) {
     const auto config = adam_with(MomentType::fp8, MomentType::fp8, stochastic);
-    const auto adam = build(config, *device, {buffer}, {}, kSeed),
-               other = build(config, *device, {buffer}, {}, kSeed);
+    const auto adam = build(config, *device, {buffer}, kSeed),
+               other = build(config, *device, {buffer}, kSeed);
     for (uint64_t t = 0; t < 5; ++t) {
       const auto gradients = gradients_of(n, 20 + t);
       buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients)));

@@ -38,7 +38,7 @@ config::OptimizerConfig muon() {
 
 // The elements of a rank's shard, row-major.
 std::vector<float> shard_of(const std::vector<float>& full, const Matrix& matrix, int rank, int size) {
-  const Shard shard = capstan::shard_of("matrix", matrix.global, matrix.sharding, rank, size);
+  const Shard shard = capstan::shard_of("matrix", matrix.global, matrix.sharding, {.tensor = {rank, size}});
   std::vector<float> values;
   const auto rows_of = [&](int dim) {
     std::vector<int64_t> global;
@@ -208,7 +208,9 @@ TEST_CASE_TEMPLATE("shards of matrices on tensor-parallel ranks, in every mode",
       config::OptimizerConfig config = muon();
       config.muon_tp_mode = mode;
       for (Matrix matrix : matrices_for(ranks)) {
-        const bool shared = matrix.sharding.groups > 0 && matrix.sharding.groups < ranks;
+        const DimSharding* const over_ranks = matrix.sharding.over(ShardingAxis::tensor);
+        const int64_t groups = over_ranks ? over_ranks->groups : 0;
+        const bool shared = groups > 0 && groups < ranks;
         if (!split && shared && mode != MuonTpMode::duplicated) continue;  // which a rule refuses
         if (!split) matrix.split.clear();
         CAPTURE(matrix.global.text());
@@ -223,8 +225,9 @@ TEST_CASE_TEMPLATE("shards of matrices on tensor-parallel ranks, in every mode",
           continue;
         }
         // Each shard is a matrix by itself.
-        Matrix own{.global = capstan::shard_of("", matrix.global, matrix.sharding, rank, ranks).shape,
-                   .split = matrix.split};
+        Matrix own{
+            .global = capstan::shard_of("", matrix.global, matrix.sharding, {.tensor = {rank, ranks}}).shape,
+            .split = matrix.split};
         if (shared && split) own.split[0] = own.global[0] - own.split[1] - own.split[2];
         CHECK(got == alone<D>(config, own, local));
       }

@@ -120,10 +120,11 @@ TEST_CASE_TEMPLATE("updates equal those of PyTorch's optimizers", D, EVERY_DEVIC
     CAPTURE(name);
     config::OptimizerConfig config;
     config.adam_beta2 = 0.95;
-    config.decoupled_weight_decay = name == "adamw" || name == "lion";
-    config.optimizer = name == "lion"     ? config::OptimizerKind::lion
-                       : name == "sgd_l2" ? config::OptimizerKind::sgd
-                                          : config::OptimizerKind::adam;
+    config.decoupled_weight_decay = !name.ends_with("_l2");
+    config.optimizer = name == "lion"            ? config::OptimizerKind::lion
+                       : name.starts_with("sgd") ? config::OptimizerKind::sgd
+                                                 : config::OptimizerKind::adam;
+    if (name == "sgd_without_momentum") config.sgd_momentum = 0;
     const FlatBuffer buffer{
         Tensor::from_host<float>(*device, {n}, start), Tensor::zeros(*device, {n}), Tensor(), {{0, n}}};
     const auto optimizer = build(config, *device, {buffer});

@@ -1,5 +1,5 @@
 // Weights in 8 bits that data-parallel ranks gather as codes: the bits of weights that are gathered in the
-// compute type and quantized afterwards, with fewer bytes sent and held.
+// compute type and quantized afterward, with fewer bytes sent and held.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -72,8 +72,9 @@ std::vector<double> parameters_of(const parallel::FlatStore& store) {
     for (const auto& shard : store.parameter_shards())
       if (shard.parameter == parameter.get())
         std::ranges::copy(shard.values.to_floats(), values.begin() + shard.range.begin);
-    comm::all_reduce(*store.groups().shard, values, comm::ReduceOp::max);
-    if (store.groups().replica) comm::all_reduce(*store.groups().replica, values, comm::ReduceOp::max);
+    comm::all_reduce(*store.groups().dense.shard, values, comm::ReduceOp::max);
+    if (store.groups().dense.replica)
+      comm::all_reduce(*store.groups().dense.replica, values, comm::ReduceOp::max);
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;

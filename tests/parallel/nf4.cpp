@@ -144,7 +144,7 @@ TEST_CASE("however a matrix is sharded, each shard expands to the values of the 
       CAPTURE(two_stage);
       const auto values = random_matrix(c.rows * c.columns);
       const Parameter full(matrix(c.rows, c.columns), 0),
-          part(matrix(c.rows, c.columns, c.sharding), 0, rank, ranks);
+          part(matrix(c.rows, c.columns, c.sharding), 0, {.tensor = {rank, ranks}});
       const Nf4Options options{.block = 64, .two_stage = two_stage};
       Nf4Weight one(*device, full, options, map), mine(*device, part, options, map);
       one.set(values, nullptr);
@@ -156,7 +156,7 @@ TEST_CASE("however a matrix is sharded, each shard expands to the values of the 
 TEST_CASE("a boundary inside a block and values that are not finite are refused") {
   const auto device = test::Cpu::make(1);
   const auto refused = [&](const ParamSpec& spec, int size) {
-    const Parameter parameter(spec, 0, size - 1, size);
+    const Parameter parameter(spec, 0, {.tensor = {size - 1, size}});
     CHECK_THROWS_WITH_AS(Nf4Weight(*device, parameter, {.block = 64, .two_stage = false}, {}),
                          doctest::Contains("inside a block of 64 elements"), Error);
   };

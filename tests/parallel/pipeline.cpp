@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "config/sections/pipeline_layout.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
 #include "tests/support/channels.hpp"
@@ -18,6 +19,7 @@
 using namespace capstan;
 using namespace capstan::parallel;
 using namespace capstan::test;
+using capstan::config::PipelineSchedule;
 
 namespace {
 
@@ -28,27 +30,35 @@ using test::world;
 class Counting final : public StageComputation {
  public:
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)
-      : device_(device), shape_(shape), rank_(rank), rows_(rows) {}
+      : device_(device), shape_(shape), stages_(shape.stages()), rank_(rank), rows_(rows) {}
   Tensor make_hidden_states(int64_t micro_batch) override {
     return Tensor::empty(device_, shape_of(micro_batch));
   }
   Tensor forward(int64_t m, int64_t chunk, const Tensor& hidden_states) override {
-    const int64_t stage = chunk * shape_.ranks + rank_;
+    const int64_t stage = stages_.stage_of(rank_, chunk);
     CHECK(hidden_states.defined() == (stage > 0));
+    CHECK(live_.insert({m, chunk}).second);
     CHECK(held_.insert({m, chunk}).second);
-    most = std::max(most, static_cast<int64_t>(held_.size()));
+    most = std::max(most, static_cast<int64_t>(live_.size()));
+    most_held = std::max(most_held, static_cast<int64_t>(held_.size()));
     if (stage > 0) check(hidden_states, m, stage * (stage - 1) / 2);
     return last(stage) ? Tensor() : numbers(m, stage * (stage + 1) / 2);
   }
   Tensor backward(int64_t m, int64_t chunk, const Tensor& gradient) override {
-    const int64_t stage = chunk * shape_.ranks + rank_;
+    const int64_t stage = stages_.stage_of(rank_, chunk);
     CHECK(gradient.defined() == !last(stage));
-    CHECK(held_.erase({m, chunk}) == 1);
+    CHECK(live_.erase({m, chunk}) == 1);
+    if (!shape_.separates_weight_gradients()) CHECK(held_.erase({m, chunk}) == 1);
     if (!last(stage)) check(gradient, m, -(stage + 1));
     ++backwards;
     return stage == 0 ? Tensor() : numbers(m, -stage);
   }
-  int64_t most = 0, backwards = 0;
+  void weight_gradients(int64_t m, int64_t chunk) override {
+    CHECK(live_.count({m, chunk}) == 0);
+    CHECK(held_.erase({m, chunk}) == 1);
+    ++weights;
+  }
+  int64_t most = 0, most_held = 0, backwards = 0, weights = 0;
 
  private:
   bool last(int64_t stage) const { return stage + 1 == shape_.ranks * shape_.chunks; }
@@ -66,37 +76,59 @@ class Counting final : public StageComputation {
   }
   Device& device_;
   const PipelineShape& shape_;
+  const comm::StageMap stages_;
   int64_t rank_, rows_;
-  std::set<std::pair<int64_t, int64_t>> held_;
+  // Micro-batches and chunks before their backward pass, and before their weight gradients.
+  std::set<std::pair<int64_t, int64_t>> live_, held_;
 };
 
 // All ranks as the stages of a pipeline, or with two tensor ranks for each stage.
-comm::Mesh connected_mesh(int64_t tensor_ranks, const comm::Mesh::ChannelFactory& make_channel = {}) {
+comm::Mesh connected_mesh(int64_t tensor_ranks, const comm::Mesh::ChannelFactory& make_channel = {},
+                          std::vector<int64_t> stage_ranks = {}) {
   const int64_t ranks = world().size();
-  comm::Mesh mesh({.world = ranks, .tp = tensor_ranks, .pp = ranks / tensor_ranks}, world().rank());
+  comm::Mesh mesh(
+      {.world = ranks, .tp = tensor_ranks, .pp = ranks / tensor_ranks, .stage_ranks = std::move(stage_ranks)},
+      world().rank());
   mesh.connect(world().communicator(), make_channel);
   return mesh;
 }
 
+void run_schedule(Device& device, const comm::Mesh& mesh, const PipelineShape& shape, bool early) {
+  const Schedule schedule = make_schedule(shape);
+  const ScheduleRun plan = simulate(shape, schedule);
+  REQUIRE(plan.problem.empty());
+  const auto rank = static_cast<size_t>(mesh.index(comm::Axis::pp));
+  Counting work(device, shape, mesh.index(comm::Axis::pp), 6);
+  PipelineComm comm = pipeline_comm(mesh, {});
+  comm.overlap_p2p = early;
+  run_actions(shape, schedule[rank], comm, work);
+  CHECK(work.backwards == shape.micro_batches * shape.chunks);
+  CHECK(work.weights == (shape.separates_weight_gradients() ? work.backwards : 0));
+  CHECK(work.most == plan.live[rank]);
+  CHECK(work.most_held == plan.held[rank]);
+}
+
 void run_every_schedule(Device& device, const comm::Mesh& mesh) {
+  using enum PipelineSchedule;
   const int64_t ranks = mesh.size(comm::Axis::pp);
   for (const int64_t micro_batches : {1, 2, 7, 12})
     for (const int64_t chunks : {1, 2, 3})
-      for (const bool gpipe : {false, true})
+      for (const auto order : {one_f_one_b, gpipe, zb_h1})
         for (const bool early : {false, true}) {
-          if (chunks > 1 && (gpipe || micro_batches % ranks != 0)) continue;
-          const PipelineShape shape{ranks, chunks, micro_batches, ranks, gpipe};
-          const Schedule schedule = make_schedule(shape);
-          const ScheduleRun plan = simulate(shape, schedule);
-          REQUIRE(plan.problem.empty());
-          const auto rank = static_cast<size_t>(mesh.index(comm::Axis::pp));
-          Counting work(device, shape, mesh.index(comm::Axis::pp), 6);
-          PipelineComm comm = pipeline_comm(mesh, {});
-          comm.overlap_p2p = early;
-          run_actions(shape, schedule[rank], comm, work);
-          CHECK(work.backwards == micro_batches * chunks);
-          CHECK(work.most == plan.live[rank]);
+          if (chunks > 1 && (order != one_f_one_b || micro_batches % ranks != 0)) continue;
+          run_schedule(device, mesh, {ranks, chunks, micro_batches, ranks, order}, early);
         }
+}
+
+// On a mesh whose stages go down and up again.
+std::vector<int64_t> v_stages() {
+  return config::stage_ranks(PipelineSchedule::zb_v, world().size(), 2);
+}
+void run_v_schedules(Device& device, const comm::Mesh& mesh) {
+  const int64_t ranks = mesh.size(comm::Axis::pp);
+  for (const int64_t micro_batches : {1, 2, 7, 12})
+    for (const bool early : {false, true})
+      run_schedule(device, mesh, {ranks, 2, micro_batches, ranks, PipelineSchedule::zb_v, v_stages()}, early);
 }
 
 }  // namespace
@@ -105,13 +137,16 @@ TEST_CASE_TEMPLATE("hidden states arrive in every schedule, and no more are held
                    EVERY_DEVICE) {
   const auto device = D::make(1);
   run_every_schedule(*device, connected_mesh(1));
+  run_v_schedules(*device, connected_mesh(1, {}, v_stages()));
 }
 
 TEST_CASE("every schedule runs on channels that buffer nothing") {
   const auto device = Checked::make(1);
-  run_every_schedule(*device, connected_mesh(1, [&](comm::Communicator& group) {
+  const auto make_channel = [&](comm::Communicator& group) {
     return comm::make_blocking_channel(group, *device, transfer_status());
-  }));
+  };
+  run_every_schedule(*device, connected_mesh(1, make_channel));
+  run_v_schedules(*device, connected_mesh(1, make_channel, v_stages()));
 }
 
 TEST_CASE("a stage computes on while two tensors that it has sent are not received") {
@@ -147,7 +182,7 @@ TEST_CASE("a stage computes on while two tensors that it has sent are not receiv
   const comm::Mesh mesh = connected_mesh(1, [&](comm::Communicator& group) {
     return comm::make_blocking_channel(group, *device, transfer_status());
   });
-  const PipelineShape shape{.ranks = 2, .micro_batches = 4, .all_forward_first = true};
+  const PipelineShape shape{.ranks = 2, .micro_batches = 4, .order = PipelineSchedule::gpipe};
   Counting counting(*device, shape, stages.rank(), 6);
   Ahead work(counting, *device, stages);
   if (stages.rank() == 1) stages.barrier();

@@ -5,11 +5,35 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 
 #include "base/error.hpp"
+#include "config/sections/pipeline_layout.hpp"
 
 using namespace capstan;
 using namespace capstan::parallel;
+using capstan::config::PipelineSchedule;
+
+namespace {
+
+PipelineShape v_shape(int64_t ranks, int64_t micro_batches) {
+  return {.ranks = ranks,
+          .chunks = 2,
+          .micro_batches = micro_batches,
+          .order = PipelineSchedule::zb_v,
+          .stage_ranks = config::stage_ranks(PipelineSchedule::zb_v, ranks, 2)};
+}
+
+// The micro-batches of each kind and chunk, in the order of their actions on a rank.
+std::map<std::pair<ActionKind, int32_t>, std::vector<int32_t>> orders(
+    const std::vector<PipelineAction>& rank) {
+  std::map<std::pair<ActionKind, int32_t>, std::vector<int32_t>> result;
+  for (const PipelineAction& action : rank) result[{action.kind, action.chunk}].push_back(action.micro_batch);
+  return result;
+}
+
+}  // namespace
 
 TEST_CASE("1F1B: every step once, the bubble and the live micro-batches of the formulas") {
   for (int64_t ranks : {1, 2, 3, 4, 8, 64})
@@ -33,14 +57,16 @@ TEST_CASE("1F1B: every step once, the bubble and the live micro-batches of the f
 TEST_CASE("GPipe: the bubble of 1F1B, and every micro-batch held") {
   for (int64_t ranks : {1, 2, 5, 64})
     for (int64_t micro_batches : {1, 3, 64}) {
-      const PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches, .all_forward_first = true};
+      const PipelineShape shape{
+          .ranks = ranks, .micro_batches = micro_batches, .order = PipelineSchedule::gpipe};
       const ScheduleRun run = simulate(shape, make_schedule(shape));
       CHECK(run.problem.empty());
       CHECK(run.ticks == 3 * (micro_batches + ranks - 1));
       for (const int64_t live : run.live) CHECK(live == micro_batches);
     }
   CHECK_THROWS_AS(
-      make_schedule({.ranks = 2, .chunks = 2, .micro_batches = 4, .group = 2, .all_forward_first = true}),
+      make_schedule(
+          {.ranks = 2, .chunks = 2, .micro_batches = 4, .group = 2, .order = PipelineSchedule::gpipe}),
       Error);
 }
 
@@ -133,6 +159,115 @@ TEST_CASE("a backward pass in two parts") {
   const ScheduleRun run = simulate(shape, schedule, {1, 1, 1});
   CHECK(run.problem == "");
   CHECK(run.ticks == 8);  // 6 of the forward and backward passes, and two more on the rank that ends last
+}
+
+TEST_CASE("ZB-H1: the bubble (P - 1)(F + B - W) of Qi et al. 2023, and the micro-batches of 1F1B's rank 0") {
+  for (int64_t ranks : {1, 2, 3, 4, 8, 64})
+    for (int64_t micro_batches : {1, 2, 3, 7, 8, 64, 100}) {
+      CAPTURE(ranks);
+      CAPTURE(micro_batches);
+      const PipelineShape shape{
+          .ranks = ranks, .micro_batches = micro_batches, .order = PipelineSchedule::zb_h1};
+      const Schedule schedule = make_schedule(shape);
+      for (const ActionTicks t : {ActionTicks{1, 1, 1}, {2, 2, 1}, {4, 5, 3}, {2, 3, 2}, {3, 3, 3}}) {
+        const ScheduleRun run = simulate(shape, schedule, t);
+        REQUIRE(run.problem == "");
+        for (size_t rank = 0; rank < schedule.size(); ++rank) {
+          CHECK(run.held[rank] == std::min(ranks, micro_batches));
+          CHECK(run.live[rank] <= std::min(ranks, micro_batches));
+          if (micro_batches >= ranks)
+            CHECK(run.idle[rank] == (ranks - 1) * (t.forward + t.backward - t.weight_gradients));
+        }
+        // Never more than 1F1B, whose backward pass has both parts.
+        const PipelineShape usual{.ranks = ranks, .micro_batches = micro_batches};
+        const ActionTicks joined{t.forward, t.backward + t.weight_gradients, 0};
+        CHECK(run.ticks <= simulate(usual, make_schedule(usual), joined).ticks);
+      }
+    }
+}
+
+TEST_CASE("ZB-V: no bubble with equal times, and the activations of P micro-batches") {
+  for (int64_t ranks : {1, 2, 3, 4, 8, 64})
+    for (int64_t micro_batches : {1, 2, 3, 5, 7, 15, 16, 127, 200}) {
+      CAPTURE(ranks);
+      CAPTURE(micro_batches);
+      const PipelineShape shape = v_shape(ranks, micro_batches);
+      const ScheduleRun run = simulate(shape, make_schedule(shape), {1, 1, 1});
+      REQUIRE(run.problem == "");
+      const int64_t work = 6 * micro_batches;
+      // Of half the layers: as much memory as P micro-batches of 1F1B.
+      for (const int64_t held : run.held) CHECK(held <= 2 * ranks);
+      if (micro_batches < 2 * ranks - 1) continue;
+      CHECK(run.ticks == work + ranks - 1);
+      for (const int64_t idle : run.idle_between) CHECK(idle == 0);
+      for (const int64_t held : run.held) CHECK(held == 2 * ranks);
+    }
+}
+
+TEST_CASE("weight gradients are computed in the order of the micro-batches, each after its input gradients") {
+  for (int64_t ranks : {1, 2, 3, 5, 8})
+    for (int64_t micro_batches : {1, 2, 4, 9, 17})
+      for (const PipelineShape& shape :
+           {PipelineShape{.ranks = ranks, .micro_batches = micro_batches, .order = PipelineSchedule::zb_h1},
+            v_shape(ranks, micro_batches)}) {
+        const Schedule schedule = make_schedule(shape);
+        // Any times: the lists alone make it right.
+        for (const ActionTicks ticks : {ActionTicks{1, 7, 2}, ActionTicks{5, 1, 3}, ActionTicks{1, 1, 9}})
+          CHECK(simulate(shape, schedule, ticks).problem == "");
+        std::vector<int32_t> all(static_cast<size_t>(micro_batches));
+        std::iota(all.begin(), all.end(), 0);
+        for (const auto& rank : schedule)
+          for (const auto& [what, order] : orders(rank)) CHECK(order == all);
+      }
+}
+
+TEST_CASE("zero-bubble schedules: what does not fit them, and what the check sees") {
+  CHECK_THROWS_AS(make_schedule({.ranks = 2, .chunks = 2, .order = PipelineSchedule::zb_h1}), Error);
+  // Stages that are not in the shape of a V.
+  CHECK_THROWS_AS(make_schedule({.ranks = 2, .chunks = 2, .order = PipelineSchedule::zb_v}), Error);
+  CHECK_THROWS_AS(make_schedule({.ranks = 2, .order = PipelineSchedule::zb_v}), Error);
+  // Maps that are none.
+  CHECK_THROWS_AS(make_schedule({.ranks = 2, .stage_ranks = {0, 2}}), Error);
+  CHECK_THROWS_AS(make_schedule({.ranks = 2, .chunks = 2, .stage_ranks = {0, 1, 1, 1}}), Error);
+  CHECK_THROWS_AS(make_schedule({.ranks = 3, .stage_ranks = {0, 1}}), Error);
+  const PipelineShape shape = v_shape(2, 4);
+  Schedule missing = make_schedule(shape);
+  missing[0].pop_back();
+  CHECK(simulate(shape, missing).problem == "micro-batch 3 has no weight gradients in stage 0");
+  Schedule early = make_schedule(shape);
+  const PipelineAction weights = early[0].back();
+  early[0].pop_back();
+  early[0].insert(early[0].begin(), weights);
+  CHECK(simulate(shape, early).problem ==
+        "weight gradients of micro-batch 3, chunk 0 on rank 0 waits forever");
+}
+
+TEST_CASE("any map of stages: the same lists over ranks in another order, and transfers in unequal order") {
+  // 1F1B from the last rank to the first.
+  const PipelineShape forward{.ranks = 3, .micro_batches = 5},
+      reversed{.ranks = 3, .micro_batches = 5, .stage_ranks = {2, 1, 0}};
+  Schedule lists = make_schedule(forward);
+  std::swap(lists[0], lists[2]);
+  const ScheduleRun run = simulate(reversed, lists);
+  CHECK(run.problem == "");
+  CHECK(run.ticks == simulate(forward, make_schedule(forward)).ticks);
+  // Rank 0 sends micro-batches in their order, rank 1 takes the second one first.
+  const PipelineShape two{.ranks = 2, .micro_batches = 2, .order = PipelineSchedule::gpipe};
+  Schedule unequal = make_schedule(two);
+  std::swap(unequal[1][0], unequal[1][1]);
+  CHECK(simulate(two, unequal).problem ==
+        "rank 1 receives hidden states in another order than rank 0 sends them");
+}
+
+TEST_CASE("the picture of the zero-bubble schedules") {
+  const PipelineShape h1{.ranks = 2, .micro_batches = 3, .order = PipelineSchedule::zb_h1};
+  CHECK(draw(h1, make_schedule(h1), simulate(h1, make_schedule(h1)), 200) ==
+        "rank 0    0  1  . [0]w0  2 [1]w1 [2]w2\n"
+        "rank 1    .  0 [0] 1 [1]w0  2 [2]w1 w2\n");
+  const PipelineShape v = v_shape(2, 3);
+  CHECK(draw(v, make_schedule(v), simulate(v, make_schedule(v)), 200) ==
+        "rank 0    0a  1a  2a  0b [0b]w0b  1b [1b]w1b [0a]w0a  2b [2b]w2b [1a]w1a [2a]w2a   .\n"
+        "rank 1     .  0a  0b  1a  1b [0b]w0b  2a [0a]w0a  2b [1b]w1b [1a][2b][2a]w1a w2b w2a\n");
 }
 
 TEST_CASE("the picture") {

@@ -176,17 +176,19 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
 TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp states", D,
                    CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
-  for (const bool half : {false, true})
+  for (const auto& [half, narrow_gradients] : {std::pair(false, false), {true, false}, {true, true}})
     for (const bool overlap : {false, true})
       for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
                                   ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
         CAPTURE(text_of(strategy));
         CAPTURE(half);
+        CAPTURE(narrow_gradients);
         CAPTURE(overlap);
         CAPTURE(ranks);
         auto config = store_config<D>(ranks, 2);
         config.model.hidden_size = 192, config.model.kv_channels = 32, config.model.ffn_hidden_size = 384;
         config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
+        if (narrow_gradients) config.optimizer.main_grads_dtype = config::Precision::bf16;
         config.ddp.data_parallel_sharding_strategy = strategy;
         config.ddp.bucket_size = 150'000;
         config.ddp.overlap_grad_reduce = overlap;
@@ -211,8 +213,9 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
                                                                  .by_block = shards_parameters,
                                                                  .trainable = nullptr});
         // Those whose reductions are under way, and the one whose gradients are computed.
-        const size_t held =
-            !overlap ? 1 : 1 + (runner.device().queues_work() ? FlatStore::kPendingReductions : 1);
+        const size_t held = !overlap || !shards_gradients
+                                ? 1
+                                : 1 + (runner.device().queues_work() ? FlatStore::kPendingReductions : 1);
         int64_t b = 0, two_blocks = 0, held_buckets = 0;
         std::vector<int64_t> block(layout.blocks.size());
         for (size_t i = 0; i < layout.buckets.size(); ++i) {
@@ -226,7 +229,7 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
         for (size_t i = 0; i + 1 < block.size(); ++i)
           two_blocks = std::max(two_blocks, block[i] + block[i + 1]);
         const int64_t widest_block = *std::max_element(block.begin(), block.end());
-        const int64_t P = half ? 2 : 4, S = sharded ? ranks : 1;
+        const int64_t P = half ? 2 : 4, A = narrow_gradients ? 2 : 4, S = sharded ? ranks : 1;
         const auto index = [](MemoryCategory category) { return static_cast<size_t>(category); };
         const auto near = [&](int64_t got, int64_t formula, const char* what) {
           CAPTURE(what);
@@ -238,25 +241,30 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
              shards_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
         near(events.most[index(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main parameters");
         near(events.most[index(MemoryCategory::gradients)],
-             shards_gradients ? 4 * b / S + 4 * held_buckets : 4 * b, "gradients");
+             (shards_gradients ? A * b / S : A * b) +
+                 (shards_gradients || narrow_gradients ? 4 * held_buckets : 0),
+             "gradients");
         near(events.most[index(MemoryCategory::moments)], 8 * b / S, "moments");
       }
 }
 
 TEST_CASE("a step sends the bytes that flat_store.hpp says") {
   const int64_t ranks = world().size();
-  for (const bool half : {false, true})
+  enum class Types : uint8_t { fp32, bf16, bf16_sent_in_fp32, bf16_gradients };
+  for (const auto types : {Types::fp32, Types::bf16, Types::bf16_sent_in_fp32, Types::bf16_gradients})
     for (const int64_t micro_batches : {1, 3})
       for (const bool overlap : {false, true})
         for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
                                     ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
           CAPTURE(text_of(strategy));
-          CAPTURE(half);
+          CAPTURE(static_cast<int>(types));
           CAPTURE(micro_batches);
           CAPTURE(overlap);
+          const bool half = types != Types::fp32;
           auto config = store_config<test::Cpu>(ranks, micro_batches);
           config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
-          config.mixed_precision.grad_reduce_in_fp32 = !half;
+          config.mixed_precision.grad_reduce_in_fp32 = types != Types::bf16;
+          if (types == Types::bf16_gradients) config.optimizer.main_grads_dtype = config::Precision::bf16;
           config.ddp.data_parallel_sharding_strategy = strategy;
           config.ddp.bucket_size = 3000;
           config.ddp.overlap_grad_reduce = overlap;
@@ -285,7 +293,11 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           std::vector<int64_t> block(layout.blocks.size());
           for (const auto& bucket : layout.buckets)
             b += bucket.elements, block[bucket.block] += bucket.elements;
-          const int64_t G = half ? 2 : 4, P = G, M = micro_batches;
+          const bool each_micro_batch =
+              strategy == ShardingStrategy::optim_grads || strategy == ShardingStrategy::optim_grads_params;
+          const bool sent_in_bf16 =
+              types == Types::bf16 || (types == Types::bf16_gradients && !each_micro_batch);
+          const int64_t G = sent_in_bf16 ? 2 : 4, P = half ? 2 : 4, M = micro_batches;
           int64_t bytes = 0;
           if (strategy == ShardingStrategy::no_shard) bytes = 2 * G * b;
           if (strategy == ShardingStrategy::optim) bytes = (G + P) * b;
@@ -375,7 +387,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     options.overlap_param_gather = options.overlap_grad_reduce = true;
     if (frozen) options.trainable = trainable;
     parallel::StoreGroups groups;
-    groups.shard = &world().communicator();
+    groups.dense.shard = &world().communicator();
     FlatStore store(*device, model->parameters(), groups, options);
     train::initialize_parameters(store, 7, device->host_threads());
     const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
@@ -433,7 +445,7 @@ TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and w
     options.sharding = strategy;
     options.bucket_elements = int64_t{1} << 30;
     parallel::StoreGroups groups;
-    groups.shard = &world().communicator();
+    groups.dense.shard = &world().communicator();
     FlatStore store(*device, model->parameters(), groups, options);
     const auto& parameters = model->parameters();
     const bool sharded = strategy != ShardingStrategy::no_shard && world().size() > 1;

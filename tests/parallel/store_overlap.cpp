@@ -6,9 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "support/devices.hpp"
+#include "support/running.hpp"
+#include "support/step_control.hpp"
 #include "tests/parallel/store_run.hpp"
 
 using namespace capstan;
@@ -93,11 +97,8 @@ int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, i
   const bool stand_in = config.dist.distributed_backend == DistributedBackend::nccl_stand_in;
   const std::string queue = stand_in ? "transfers of `shard`" : std::string(name_of(Queue::device_to_host)),
                     work = stand_in ? "all_to_all" : "copy for all_to_all";
-  train::StepRunner runner(config, world());
-  runner.initialize();
-  const auto data = train::open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  train::StepTimers timers;
+  test::Running running(config);
+  train::StepRunner& runner = running.runner;
   std::mutex mutex;
   std::vector<QueueSpan> spans;
   runner.device().listen([&](const QueueSpan& span) {
@@ -113,11 +114,51 @@ int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, i
       complete.store(std::ranges::count_if(spans, [](const QueueSpan& span) { return span.after->done(); }));
     }
   });
-  timers.start_step();
-  runner.train_step(loader, timers);
+  running.step();
   runner.device().synchronize();
   runner.device().listen(nullptr);
   return complete.load();
+}
+
+// Whether the compute queue runs on while a tensor that a pipeline stage sends is not under way. The queue of
+// the stage's sends is held after the first one of a step, until the compute queue has come to the third, or
+// for `most` milliseconds.
+bool computes_beside_sends(const config::Config& config, int most) {
+  test::Running running(config);
+  train::StepRunner& runner = running.runner;
+  // Channels add their queues with their first batch.
+  running.step();
+  Device& device = runner.device();
+  const auto queues = static_cast<size_t>(device.add_queue(AddedQueue::work, "the last queue"));
+  const auto queue_of = [&](const std::string& name) {
+    for (size_t i = 0; i < queues; ++i)
+      if (device.queue_name(static_cast<Queue>(i)) == name) return std::optional(static_cast<Queue>(i));
+    return std::optional<Queue>();
+  };
+  std::atomic<bool> runs_on{false}, in_time{false};
+  int sends = 0;
+  // The queue of the sends, from the first one until it is held.
+  std::optional<Queue> to_hold;
+  device.listen([&](const QueueSpan& span) {
+    if (span.queue.starts_with("transfers of `pp-") && span.name.starts_with("send")) {
+      ++sends;
+      if (sends == 1) to_hold = queue_of(span.queue);
+      if (sends == 3) device.enqueue(Queue::compute, [&] { runs_on.store(true); });
+    } else if (const std::optional<Queue> queue = std::exchange(to_hold, std::nullopt)) {
+      // The next receive, before the second send.
+      CHECK(sends == 1);
+      device.enqueue(*queue, [&] {
+        for (int i = 0; i < most && !runs_on.load(); ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        in_time.store(runs_on.load());
+      });
+    }
+  });
+  running.step();
+  device.synchronize();
+  device.listen(nullptr);
+  CHECK(sends >= 3);
+  return in_time.load();
 }
 
 }  // namespace
@@ -147,6 +188,27 @@ TEST_CASE("buckets are summed beside the backward pass: events of the queues sho
         CHECK(timeline.overlap() > 0);
       else
         CHECK(timeline.overlap() == 0);
+    }
+}
+
+TEST_CASE("sharded gradients are summed over the instances of the optimizer beside the backward pass") {
+  const int ranks = world().size();
+  if (ranks != 4) return;
+  auto config = store_config<test::Checked>(ranks, 2);
+  config.ddp.num_distributed_optimizer_instances = 2;
+  config.ddp.bucket_size = 2000;
+  for (const auto strategy : {ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params})
+    for (const bool overlap : {true, false}) {
+      CAPTURE(text_of(strategy));
+      CAPTURE(overlap);
+      config.ddp.data_parallel_sharding_strategy = strategy;
+      config.ddp.overlap_grad_reduce = overlap;
+      const Timeline timeline = timeline_of(config, 2);
+      // Two transfers for each bucket and step, whatever the overlap.
+      CHECK(timeline.spans_on("transfers of `replica`") > 10);
+      const double beside =
+          comm::all_reduce(world().communicator(), timeline.overlap("transfers of `replica`"));
+      CHECK((beside > 0) == overlap);
     }
 }
 
@@ -240,7 +302,8 @@ TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings
     config.model.num_layers = 2;
     config.dist.pipeline_model_parallel_size = 2;
     config.train.global_batch_size = 4 * pairs;
-    CHECK(overlap_of(config, "transfers of `pp-") > 0);
+    config.dist.distributed_backend = DistributedBackend::nccl_stand_in;
+    CHECK(computes_beside_sends(config, 20'000));
   }
   {
     auto config = base;
@@ -268,10 +331,43 @@ TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings
   }
 }
 
+TEST_CASE("Muon gathers momentum over the instances beside the orthogonalization of the matrices before") {
+  const int64_t ranks = world().size();
+  if (ranks % 2 != 0) return;
+  auto config = store_config<test::Checked>(ranks, 1);
+  config.dist.distributed_backend = DistributedBackend::nccl_stand_in;
+  config.optimizer.optimizer = config::OptimizerKind::muon;
+  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
+  config.ddp.num_distributed_optimizer_instances = 2;
+  config.ddp.outer_dp_sharding_strategy = ShardingStrategy::optim;
+  config.ddp.bucket_size = 2000;
+  test::Running running(config);
+  train::StepRunner& runner = running.runner;
+  running.step();
+  Device& device = runner.device();
+  const Tensor control = step_control(device);
+  // The launches that are queued when each gather begins.
+  std::vector<int64_t> launches;
+  device.listen([&](const QueueSpan& span) {
+    if (span.queue == "transfers of `replica`") launches.push_back(device.launches());
+  });
+  const int64_t before = device.launches();
+  runner.optimizer().step({.lr = 1e-3}, control);
+  device.listen(nullptr);
+  device.synchronize();
+  REQUIRE(launches.size() >= 3);
+  // The first orthogonalization is queued behind the start of the second gather, which follows the update of
+  // the second momentum.
+  CHECK(launches[1] - launches[0] == 1);
+  // With sharded matrices, a rank may have none of a bucket.
+  CHECK(comm::all_reduce(world().communicator(), static_cast<double>(device.launches() - launches[1])) > 50);
+  CHECK(launches[0] - before < 10);
+}
+
 TEST_CASE("sums on the communication queue give the bits of those on the compute queue") {
   const int64_t ranks = world().size();
   if (ranks == 1) return;
-  // The stages of a pipeline have other parameters.
+  // stages: losses and norms alone, because the stages of a pipeline have other parameters.
   const auto compare = [](const config::Config& on_communication, bool stages = false) {
     config::Config on_compute = on_communication;
     on_compute.train.device = config::DeviceKind::cpu;
@@ -283,17 +379,19 @@ TEST_CASE("sums on the communication queue give the bits of those on the compute
       check_same(run_store(found, world(), 2, nullptr, !stages), expected, 0);
     }
   };
-  for (const bool half : {false, true})
+  for (const auto& [half, narrow_gradients] : {std::pair(false, false), {true, false}, {true, true}})
     for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
                                 ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
       CAPTURE(text_of(strategy));
       CAPTURE(half);
+      CAPTURE(narrow_gradients);
       auto config = store_config<test::Checked>(ranks, 2);
+      if (narrow_gradients) config.optimizer.main_grads_dtype = config::Precision::bf16;
       config.ddp.data_parallel_sharding_strategy = strategy;
       config.ddp.bucket_size = 2000;
       config.ddp.overlap_grad_reduce = true;
       config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
-      config.mixed_precision.grad_reduce_in_fp32 = !half;
+      config.mixed_precision.grad_reduce_in_fp32 = !half || narrow_gradients;
       compare(config);
       if (half && strategy == ShardingStrategy::optim_grads) continue;  // nothing that the others lack
       if (ranks % 2 != 0) continue;
@@ -306,6 +404,7 @@ TEST_CASE("sums on the communication queue give the bits of those on the compute
       // Embeddings that the first and the last stage tie.
       auto tied = store_config<test::Checked>(ranks, 2, false);
       tied.ddp = config.ddp, tied.mixed_precision = config.mixed_precision;
+      tied.optimizer = config.optimizer;
       tied.model.num_layers = 4;
       tied.dist.pipeline_model_parallel_size = 2;
       tied.dist.data_parallel_size = ranks / 2;
@@ -316,5 +415,9 @@ TEST_CASE("sums on the communication queue give the bits of those on the compute
       if (strategy == ShardingStrategy::no_shard) continue;
       config.ddp.outer_dp_sharding_strategy = ShardingStrategy::optim;
       compare(config);
+      if (half || strategy != ShardingStrategy::optim_grads) continue;
+      // Of its two kinds of buffers, each lacks some of the state.
+      config.optimizer.optimizer = config::OptimizerKind::muon;
+      compare(config, true);
     }
 }

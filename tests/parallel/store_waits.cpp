@@ -87,10 +87,10 @@ void update(FlatStore& store) {
 // would begin on some ranks only.
 Values train_a_step(Device& device, const Groups& groups, const FlatStore::Options& options) {
   const auto parameters = parameters_of_test();
-  FlatStore store(
-      device, parameters,
-      {.shard = groups.shard.get(), .replica = groups.replica.get(), .embedding = groups.embedding.get()},
-      options);
+  FlatStore store(device, parameters,
+                  {.dense = {.shard = groups.shard.get(), .replica = groups.replica.get()},
+                   .embedding = groups.embedding.get()},
+                  options);
   store.zero_gradients();
   write_gradients(store, 0);
   store.finish_gradients();
@@ -103,7 +103,7 @@ Values train_a_step(Device& device, const Groups& groups, const FlatStore::Optio
            copies.back().elements());
     store.release(*parameter);
   }
-  // What the next step writes waits for all transfers of these.
+  // The writes of the next step wait for all transfers of these.
   store.zero_gradients(1);
   write_gradients(store, 1);
   update(store);
@@ -191,7 +191,8 @@ TEST_CASE("the compute queue runs on while updated slices are gathered over the 
     const Groups groups = groups_of(false);
     const Channels channels(groups, *device, true);
     const auto parameters = parameters_of_test();
-    FlatStore store(*device, parameters, {.shard = groups.shard.get(), .replica = groups.replica.get()},
+    FlatStore store(*device, parameters,
+                    {.dense = {.shard = groups.shard.get(), .replica = groups.replica.get()}},
                     options_of(strategy));
     store.after_load();
     store.zero_gradients();

@@ -289,7 +289,7 @@ Status load(int32_t* version) {
 Status get_unique_id(cuda::UniqueId* id) {
   FAKE_NCCL_FUNCTION("get_unique_id");
   // The number of a process is used again, and a file of the same name would bring the counts of an earlier
-  // communicator, with which transfers wait for ever.
+  // communicator, with which transfers wait forever.
   static std::random_device random;
   *id = {};
   std::snprintf(id->bytes, sizeof id->bytes, "/dev/shm/capstan-fake-nccl-%d-%08x%08x", ::getpid(), random(),

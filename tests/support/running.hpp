@@ -2,7 +2,11 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <memory>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "support/main_parameters.hpp"
@@ -35,6 +39,16 @@ struct Running {
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
+  }
+  // Makes a value of this rank's last parameter NaN. Returns the name of the parameter.
+  std::string spoil_last_parameter() {
+    const auto& shard = runner.store().parameter_shards().back();
+    std::vector<float> values = shard.values.to_floats();
+    values[1] = std::nanf("");
+    runner.store().before_load();
+    shard.values.copy_from_host_bytes(std::as_bytes(std::span(std::as_const(values))));
+    runner.store().after_load();
+    return shard.parameter->name();
   }
   config::Config config;
   train::StepRunner runner;

@@ -1,4 +1,4 @@
-// Full tensors and their tensor-parallel shards, as host values: the plain arithmetic that parallel layers
+// Full tensors and their shards, as host values: the plain arithmetic that parallel layers
 // are held to.
 #pragma once
 
@@ -17,13 +17,15 @@ void for_each_element(const Parameter& parameter, Visit&& visit) {
   int64_t inner = 1, outer = 1;
   for (int d = shard.dim + 1; d < local.rank(); ++d) inner *= local[d];
   for (int d = 0; d < shard.dim; ++d) outer *= local[d];
+  // Index of the shard's first slice of dimension 0, over all dimensions before `dim`.
+  const int64_t first = shard.dim > 0 ? shard.first * (outer / local[0]) : 0;
   for (int64_t o = 0; o < outer; ++o) {
     int64_t slice = 0;
     for (const ShardSegment& segment : shard.segments)
       for (int64_t s = 0; s < segment.count; ++s, ++slice)
         for (int64_t i = 0; i < inner; ++i)
           visit((o * local[shard.dim] + slice) * inner + i,
-                (o * global[shard.dim] + segment.global + s) * inner + i, segment);
+                ((first + o) * global[shard.dim] + segment.global + s) * inner + i, segment);
   }
 }
 

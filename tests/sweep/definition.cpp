@@ -266,6 +266,9 @@ TEST_CASE("the command line says the same in Hydra's words") {
   REQUIRE(nothing.diagnostics.size() == 1);
   CHECK(nothing.diagnostics[0].message == "nothing varies: no field has several values");
   CommandLine missing;
+  missing.recipe = "no-such-recipe";
+  CHECK_THROWS_WITH_AS(definition_from_words(missing),
+                       doctest::Contains("not found: recipe = no-such-recipe"), Error);
   missing.recipe = "no-such-sweep.yaml";
   CHECK_THROWS_WITH_AS(definition_from_words(missing),
                        doctest::Contains("not found: sweep file = no-such-sweep.yaml"), Error);

@@ -705,6 +705,8 @@ TEST_CASE("trials whose length is a number of passes have the steps that their r
   }
   write_plan(scratch.path / "s", planned);
   CHECK(read_plan(scratch.path / "s").trials[2].estimate.steps == 14);
+  // The samples are in the memory of each trial: a block of tokens, as large as four MiB.
+  for (const TrialPlan& trial : planned.plan.trials) CHECK(trial.estimate.memory_bytes > 4 << 20);
 }
 
 TEST_CASE("where the data is not there, the steps of a trial are not known until its run says them") {

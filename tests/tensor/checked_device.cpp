@@ -16,6 +16,7 @@
 
 #include "base/error.hpp"
 #include "tensor/access_order.hpp"
+#include "tensor/checked_queue.hpp"
 #include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
 #include "tensor/pinned_buffer.hpp"
@@ -404,7 +405,7 @@ TEST_CASE("rows overlap, and cover each other, exactly where their bytes do") {
 TEST_CASE("a kernel on a queue that add_queue() made is an error") {
   const auto device = checked();
   const Tensor x = Tensor::zeros(*device, {4});
-  const Queue added = device->add_queue(false, "copies");
+  const Queue added = device->add_queue(AddedQueue::work, "copies");
   const std::string text = "a queue that add_queue() made";
   for (const auto& act : std::vector<std::function<void()>>{
            [&] { launch(*device, added, &scale, x, 1.0f, int64_t{4}); },
@@ -412,31 +413,147 @@ TEST_CASE("a kernel on a queue that add_queue() made is an error") {
     CHECK(error_of(act).find(text) != std::string::npos);
 }
 
-TEST_CASE("checked device: a missing wait between the host and a queue is found in both directions") {
+namespace {
+
+// Whether the device says that the host misses a wait: how the host uses the memory, and the copy.
+void check_named(const std::string& error, const std::string& use, const std::string& copy) {
+  CAPTURE(error);
+  CHECK(error ==
+        "internal error: missing wait: the host " + use + " that " + copy + ", and does not wait for it");
+}
+
+}  // namespace
+
+TEST_CASE("checked device: a missing wait between the host and a queue is named in both directions") {
   const int64_t n = 32;
   for (const Queue queue : kAllQueues) {
-    CAPTURE(name_of(queue));
+    const std::string name(name_of(queue));
+    CAPTURE(name);
+    const auto device = patient_checked();
+    const Tensor x = Tensor::zeros(*device, {n});
+    device->synchronize();
+    CategoryScope scope(MemoryCategory::data);
+    PinnedBuffer buffer(*device, x.bytes());
+    std::ranges::fill(buffer.host_write(), std::byte{1});
+    // The host may read the source of a copy that is under way, and not write it.
+    device->start_copy_to_device(x.address(), buffer.data(), x.bytes(), queue);
+    const auto copied = device->record(queue);
+    CHECK(buffer.host_read()[5] == std::byte{1});
+    check_named(error_of([&] { buffer.host_write(); }), "writes 128 bytes of a pinned buffer (data)",
+                "a copy from the host on the queue " + name + " reads");
+    copied->wait();
+    buffer.host_write()[5] = std::byte{2};
+    // The host must not use the target at all.
+    device->start_copy_to_host(buffer.data(), x.address(), x.bytes(), queue);
+    const std::string copy = "a copy to the host on the queue " + name + " writes";
+    check_named(error_of([&] { (void)buffer.host_read(); }), "reads 128 bytes of a pinned buffer (data)",
+                copy);
+    check_named(error_of([&] { buffer.host_write(); }), "writes 128 bytes of a pinned buffer (data)", copy);
+    // A wait for another queue is none for this one, unless that queue has waited.
+    const Queue other = queue == Queue::compute ? Queue::communication : Queue::compute;
+    device->record(other)->wait();
+    check_named(error_of([&] { (void)buffer.host_read(); }), "reads 128 bytes of a pinned buffer (data)",
+                copy);
+    device->wait_for(other, *device->record(queue));
+    device->record(other)->wait();
+    CHECK(buffer.host_read()[5] == std::byte{1});
+    // Ordinary memory of the host, where its use is declared.
+    std::vector<float> values(static_cast<size_t>(n));
+    const ByteRows middle{reinterpret_cast<std::byte*>(values.data()) + 60, 8},
+        other_half{middle.begin + 4, 64};
+    device->start_copy_to_host(values.data(), x.address(), 64, queue);
+    check_named(error_of([&] { device->declare_host_access(middle, false); }), "reads 8 bytes", copy);
+    device->declare_host_access(other_half, true);
+    device->synchronize();
+    device->declare_host_access(middle, true);
+  }
+}
+
+TEST_CASE("checked device: the host that finds a copy done has waited for it") {
+  const auto device = checked();
+  PinnedBuffer buffer(*device, 64);
+  const Tensor x = Tensor::zeros(*device, {16});
+  device->start_copy_to_host(buffer.data(), x.address(), x.bytes(), Queue::compute);
+  const auto copied = device->record(Queue::compute);
+  // A queue that holds much work runs without a wait.
+  for (size_t i = 0; i < 2 * CheckedQueue::kMaxHeld; ++i) device->enqueue(Queue::compute, [] {});
+  while (!copied->done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(buffer.host_read()[0] == std::byte{0});
+}
+
+TEST_CASE("checked device: a pinned buffer that is released or lent again while a queue uses it is named") {
+  const int64_t n = 32;
+  for (const Queue queue : {Queue::communication, Queue::host_to_device, Queue::device_to_host})
     for (const bool waits : {false, true}) {
+      const std::string name(name_of(queue));
+      CAPTURE(name);
       CAPTURE(waits);
       const auto device = patient_checked();
-      const Tensor x = Tensor::zeros(*device, {n});
+      const Tensor x = Tensor::zeros(*device, {n}), y = Tensor::zeros(*device, {n});
       device->synchronize();
-      // The host changes the source of a copy that is under way.
-      std::vector<float> source = counting(n);
-      device->start_copy_to_device(x.address(), source.data(), x.bytes(), queue);
-      const auto copied = device->record(queue);
-      if (waits) copied->wait();
-      source.assign(source.size(), -1.0f);
-      copied->wait();
-      CHECK(x.to_host<float>() == (waits ? counting(n) : source));
-      // The host reads the target of a copy that is under way.
-      std::vector<float> seen(static_cast<size_t>(n));
-      device->start_copy_to_host(seen.data(), x.address(), x.bytes(), queue);
-      const auto arrived = device->record(queue);
-      if (waits) arrived->wait();
-      CHECK(std::isnan(seen[0]) == !waits);
-      arrived->wait();
+      {
+        PinnedBuffer buffer(*device, x.bytes());
+        std::ranges::fill(buffer.host_write(), std::byte{1});
+        device->start_copy_to_device(x.address(), buffer.data(), x.bytes(), queue);
+        if (waits) device->record(queue)->wait();
+      }
+      const std::string error = error_of([&] { device->record(queue)->wait(); });
+      if (waits)
+        CHECK(error == "");
+      else
+        check_named(error, "releases 512 bytes of a pinned buffer (activations)",
+                    "a copy from the host on the queue " + name + " reads");
+      // The copy found its source.
+      CHECK(x.as_type(DType::i32).to_host<int32_t>()[3] == 0x01010101);
+      // The pool's next owner; null: the buffer is said not to be in use.
+      PinnedPool& pool = device->pinned_pool();
+      PinnedBuffer lent = pool.take(x.bytes());
+      device->start_copy_to_host(lent.data(), y.address(), y.bytes(), queue);
+      pool.give_back(std::move(lent), waits ? device->record(queue) : nullptr);
+      const std::string again = error_of([&] { pool.take(x.bytes()); });
+      if (waits)
+        CHECK(again == "");
+      else
+        check_named(again, "writes 512 bytes of a pinned buffer (workspace)",
+                    "a copy to the host on the queue " + name + " writes");
+      // The pool has released that buffer.
+      CHECK(error_of([&] { device->synchronize(); }).empty() == waits);
     }
+}
+
+TEST_CASE("checked device: a wait of the host that a test leaves out is named where its result is used") {
+  const auto read_in_chunks = [](int64_t ignored) {
+    const auto device = make_checked_device(unused_table(), 1, {.ignored_host_wait = ignored});
+    const Tensor x = Tensor::from_host<float>(*device, {100}, counting(100));
+    std::vector<float> found;
+    ChunkReader reader(*device, 160);
+    reader.read(x, [&](std::span<const std::byte> bytes) {
+      const auto* const begin = reinterpret_cast<const float*>(bytes.data());
+      found.insert(found.end(), begin, begin + bytes.size() / sizeof(float));
+    });
+    CHECK(found == counting(100));
+  };
+  // Chunks of 160, 160 and 80 bytes.
+  for (const int64_t ignored : {0, 1, 2})
+    check_named(error_of([&] { read_in_chunks(ignored); }),
+                "reads 160 bytes of a pinned buffer (activations)",
+                "a copy to the host on the queue device to host writes");
+  read_in_chunks(3);
+}
+
+TEST_CASE("the purpose of an added queue, not its name, says whether tests leave out its waits") {
+  for (const AddedQueue purpose : {AddedQueue::work, AddedQueue::transfers, AddedQueue::delivery}) {
+    const auto device = make_checked_device(unused_table(), 1, {.ignored_wait = 0});
+    const Tensor x = Tensor::zeros(*device, {8});
+    device->synchronize();
+    PinnedBuffer buffer(*device, x.bytes());
+    const Queue added = device->add_queue(purpose, "transfers of `shard`");
+    launch(*device, &scale, x, 1.0f, int64_t{8});
+    device->wait_for(added, *device->record(Queue::compute));
+    device->start_copy_to_host(buffer.data(), x.address(), x.bytes(), added);
+    const std::string error = error_of([&] { device->synchronize(); });
+    CAPTURE(error);
+    CHECK((error.find("missing wait: ") != std::string::npos) == (purpose == AddedQueue::work));
   }
 }
 
@@ -510,7 +627,7 @@ TEST_CASE("checked device: events tell when the work of a queue ran, and spans n
   QueueScope unheard(*device, Queue::communication);
   unheard.end("unheard");
   device->listen([&](const QueueSpan& span) { spans.push_back(span); });
-  const Queue added = device->add_queue(true, "transfers of `shard`");
+  const Queue added = device->add_queue(AddedQueue::transfers, "transfers of `shard`");
   const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
   const auto before = device->record_time(Queue::compute);
   device->enqueue(Queue::compute, sleep);

@@ -158,7 +158,7 @@ TEST_CASE("cuda device: an event orders two queues, in both directions and throu
     test::reset_fake_cuda().patient = patient;
     const auto device = cuda_device();
     const int64_t n = 64;
-    const Queue added = device->add_queue(true, "transfers of `shard`");
+    const Queue added = device->add_queue(AddedQueue::transfers, "transfers of `shard`");
     CHECK(device->queue_name(added) == "transfers of `shard`");
     CHECK(device->queue_name(Queue::host_to_device) == "host to device");
     for (const Queue other : kFourQueues) {
@@ -302,7 +302,7 @@ TEST_CASE("cuda device: work of the host runs in the order of its queue, and its
   device->enqueue(Queue::compute, [&] { copied = seen; });
   device->record(Queue::compute)->wait();
   CHECK(copied == counted_up(4));
-  const Queue added = device->add_queue(false, "added");
+  const Queue added = device->add_queue(AddedQueue::work, "added");
   device->enqueue(added, [] { throw std::runtime_error("first"); });
   device->enqueue(added, [] { throw std::runtime_error("second"); });
   device->wait_for(Queue::communication, *device->record(added));
@@ -390,7 +390,8 @@ TEST_CASE("cuda device: every error of the backend is an error with the device, 
   const std::vector<Case> cases{
       {"wait_stream", "wait for a queue", [](Device& d, const Tensor&) { d.synchronize(); }},
       {"last_error", "launch a kernel", [](Device& d, const Tensor&) { d.synchronize(); }},
-      {"create_stream", "create a stream", [](Device& d, const Tensor&) { d.add_queue(true, "added"); }},
+      {"create_stream", "create a stream",
+       [](Device& d, const Tensor&) { d.add_queue(AddedQueue::transfers, "added"); }},
       {"call_host", "queue work of the host",
        [](Device& d, const Tensor&) { d.enqueue(Queue::compute, [] {}); }},
       {"create_event", "create an event", [](Device& d, const Tensor&) { d.record(Queue::compute); }},
@@ -464,7 +465,7 @@ TEST_CASE("cuda device: all that a device has taken is released, also when it ca
     const auto device = cuda_device();
     CHECK(fake.streams == 5);
     const Tensor x = Tensor::from_host<float>(*device, {1 << 20}, counted_up(1 << 20));
-    device->add_queue(false, "added");
+    device->add_queue(AddedQueue::work, "added");
     device->wait_for(Queue::communication, *device->record_time(Queue::compute));
     launch(*device, Queue::communication, {.shared = 4096}, &double_through_workspace, x, int64_t{1024});
   }

@@ -27,13 +27,16 @@ TEST_CASE("cuda library: the reason names where it was looked for, and how it is
   CHECK(!library.backend);
   CHECK(!library.found);
   CHECK(library.reason ==
-        "this build has no CUDA backend: there is no `libcapstan_cuda.so` in `/nowhere/libcapstan_cuda.so`, "
+        "this build has no CUDA backend, which would be `/nowhere/libcapstan_cuda.so` or "
         "`/elsewhere/libcapstan_cuda.so`");
   CHECK(contains_text(library.help, "cmake --preset cuda"));
   const auto paths = cuda::library_paths();
   REQUIRE(paths.size() == 2);
   CHECK(paths[0] == kBuild.parent_path() / "lib/capstan/libcapstan_cuda.so");
   CHECK(paths[1] == kBuild / "libcapstan_cuda.so");
+  ::setenv("CAPSTAN_CUDA_BACKEND", "/opt/backend.so", 1);
+  CHECK(cuda::library_paths() == std::vector<fs::path>{"/opt/backend.so"});
+  ::unsetenv("CAPSTAN_CUDA_BACKEND");
 }
 
 TEST_CASE("cuda library: a file that cannot be opened, a library without the symbol, another version") {

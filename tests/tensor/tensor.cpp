@@ -261,7 +261,7 @@ TEST_CASE("pinned memory is counted as memory of the host, on every device") {
     if (!device->shares_host_memory()) CHECK(device->memory().now == 0);
     if (!device->is_meta()) {
       CHECK(reinterpret_cast<uintptr_t>(small.data()) % 64 == 0);
-      std::ranges::fill(large.span(), std::byte{7});
+      std::ranges::fill(large.host_write(), std::byte{7});
     }
     const PinnedBuffer moved = std::move(large);
     CHECK(moved.bytes() == (int64_t{1} << 21) + 1);

@@ -68,7 +68,7 @@ TEST_CASE("tokenizer.json: errors name the problem and its location") {
       {"/model", "[]", "model: expected an object, got an array"},
       {"/model/type", "\"WordLevel\"", "t.json: model.type: the model \"WordLevel\" is not supported"},
       {"/model/type", "\"Unigram\"", "model.vocab: expected an array, got an object"},
-      {"/model/type", "\"WordPiece\"", "the unknown token \"[UNK]\" is not there"},
+      {"/model/type", "\"WordPiece\"", "the unknown token \"[UNK]\" is not in the vocabulary"},
       {"/model", "{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1],[\"b\",\"x\"]]}",
        "model.vocab[1]: expected a token and its score"},
       {"/model", "{\"vocab\":[[\"a\",-1]],\"unk_id\":1}", "model.unk_id: the id 1 is not in the vocabulary"},
@@ -106,7 +106,7 @@ TEST_CASE("tokenizer.json: errors name the problem and its location") {
       {"/model/dropout", "0.1", "model.dropout"},
       {"/model/dropout", "\"x\"", "model.dropout"},
       {"/model/unk_token", "5", "model.unk_token: expected a string"},
-      {"/model/unk_token", "\"<unk>\"", "the unknown token \"<unk>\" is not there"},
+      {"/model/unk_token", "\"<unk>\"", "the unknown token \"<unk>\" is not in the vocabulary"},
       {"/model/ignore_merges", "1", "model.ignore_merges: expected a boolean"},
       {"/model/continuing_subword_prefix", "7", "model.continuing_subword_prefix: expected a string"},
       {"/normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Stripe\"}]}",
@@ -272,7 +272,7 @@ TEST_CASE("tokenizer.json: text that is no JSON, or too much of it") {
   json["added_tokens"] = OrderedJson::array();
   json["model"]["vocab"]["c"] = 4;
   const auto bomb = Tokenizer::from_json(capstan::dump_json(json));
-  CHECK_THROWS_WITH_AS(bomb->encode("ba"), doctest::Contains("steps make more than"), Error);
+  CHECK_THROWS_WITH_AS(bomb->encode("ba"), doctest::Contains("steps expand a text to more than"), Error);
   json["normalizer"]["normalizers"][0]["content"] = std::string(2000, 'a');
   CHECK(error_of(capstan::dump_json(json)).find("normalizer.normalizers[0].content: has 2000 bytes") !=
         std::string::npos);

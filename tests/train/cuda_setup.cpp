@@ -82,7 +82,13 @@ TEST_CASE("the CUDA backend can be used where it sees devices of compute capabil
   CHECK(usable.usable);
   CHECK(usable.devices == 3);
   CHECK(usable.reason.empty());
-  // Ranks take the devices in turn.
+  // Ranks share the memory of a device that they take in turn.
+  const int64_t memory = train::facts_of_rank(usable, 0).memory;
+  CHECK(memory > 0);
+  CHECK(train::gpu_memory_of_rank(usable, 1) == memory);
+  CHECK(train::gpu_memory_of_rank(usable, 3) == memory);
+  CHECK(train::gpu_memory_of_rank(usable, 4) == memory / 2);
+  CHECK(!train::gpu_memory_of_rank({}, 1));
   CHECK(train::make_cuda_device(usable, 0, 1)->description().starts_with("cuda 0 (fake GPU"));
   CHECK(train::make_cuda_device(usable, 2, 1)->description().starts_with("cuda 2 (fake GPU"));
   CHECK(train::make_cuda_device(usable, 4, 1)->description().starts_with("cuda 1 (fake GPU"));
@@ -185,9 +191,17 @@ TEST_CASE("train.device: auto and cuda on this machine") {
   CHECK(train::device_kind(DeviceKind::automatic) == (here.usable ? DeviceKind::cuda : DeviceKind::cpu));
   CHECK(train::device_kind(DeviceKind::checked) == DeviceKind::checked);
   if (here.usable) return;
-  const std::string note = train::device_note(DeviceKind::automatic);
-  CHECK(note == (here.built ? "train.device=auto: on the CPU, because " + here.reason : ""));
-  CHECK(train::device_note(DeviceKind::cpu).empty());
+  config::Config config;
+  config.train.device = DeviceKind::automatic;
+  std::vector<std::string> notes;
+  if (here.built) notes.push_back("train.device=auto: on the CPU, because " + here.reason);
+  CHECK(train::device_notes(config) == notes);
+  config.mixed_precision.tf32 = true;
+  notes.emplace_back(
+      "mixed_precision.tf32 has no effect on the CPU: fp32 operands are multiplied as they are");
+  CHECK(train::device_notes(config) == notes);
+  config.train.device = DeviceKind::cpu;
+  CHECK(train::device_notes(config).empty());
   train::check_device(DeviceKind::automatic);
   train::check_device(DeviceKind::cpu);
   try {

@@ -247,7 +247,7 @@ std::string wiring_view(const config::Config& config) {
     for (const models::Stage& stage : model_shard(config, mesh).stages)
       add(text, stage.first_layer, stage.layers, stage.embedding, stage.head);
     const auto shape = pipeline_shape(config, micro_batches_of(config, mesh));
-    add(text, shape.ranks, shape.chunks, shape.micro_batches, shape.group, shape.all_forward_first);
+    add(text, shape.ranks, shape.chunks, shape.micro_batches, shape.group, static_cast<int>(shape.order));
     add(text, tensor_parallel(config, mesh).splits);
   }
   const auto store = store_options(config);
@@ -454,7 +454,7 @@ TEST_CASE("modules that selective recomputation does not cover are refused by na
   CHECK(refused("[core_attn]").empty());
   CHECK(refused("[core_attn, mlp]").empty());
   const std::string reason = refused("[layernorm]");
-  CHECK(reason.find("other than core_attn and mlp") != std::string::npos);
+  CHECK(reason.find("other than core_attn, mlp, moe and mla_up_proj") != std::string::npos);
   CHECK(refused("[mlp, layernorm]") == reason);
   // The field's own page says so.
   const config::FieldInfo* field = config::schema().find_spelling("model.recompute_modules");

@@ -19,6 +19,7 @@
 #include "support/paths.hpp"
 #include "support/sanitized.hpp"
 #include "support/worlds.hpp"
+#include "tests/train/layouts_table.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -32,277 +33,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using test::kLayouts;
+using test::Layout;
 using test::world;
 
 const bool kAll = std::getenv("CAPSTAN_EVERY_LAYOUT") != nullptr;
 
-struct Layout {
-  int ranks;
-  bool fast;  // one of the six
-  const char *recipe, *overrides;
-};
-
-// SP needs TP; ZeRO 1, 2, 3 are optim, optim_grads, optim_grads_params.
-#define SHARD "ddp.data_parallel_sharding_strategy="
-#define FULL "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1"
-#define DROP "model.hidden_dropout=0.1 model.attention_dropout=0.1"
-#define BF16 "mixed_precision=bf16_mixed"
-#define FP16 "mixed_precision=fp16_mixed mixed_precision.initial_loss_scale=1024"
-// FP8 and FP4 GEMMs; sums in another order move values over the formats' coarse steps.
-#define FP8(recipe) "mixed_precision=bf16_mixed mixed_precision.fp8=hybrid mixed_precision.fp8_recipe=" recipe
-#define CODES " mixed_precision.fp8_param_gather=true"
-#define FP4 "mixed_precision=bf16_mixed mixed_precision.fp4=e2m1"
-#define HYBRID "ddp.num_distributed_optimizer_instances=2 "
-#define SGD "~optimizer.adam_eps optimizer.optimizer=sgd optimizer.lr=0.05 optimizer.min_lr=0.005"
-#define FIRST "dist.num_layers_in_first_pipeline_stage="
-#define LAST "dist.num_layers_in_last_pipeline_stage="
-#define OFFLOAD(layers) " model.cpu_offloading=true model.cpu_offloading_num_layers=" layers
-#define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
-#define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
-constexpr Layout kLayouts[] = {
-    // Every axis alone.
-    {2, true, "gpt", "dist.tp=2"},
-    {2, true, "llama",
-     "dist.tp=2 dist.sp=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_num_splits=2"},
-    {2, true, "gpt", "dist.pp=2"},
-    {2, false, "llama", "dist.pp=2 dist.vpp=2 " FULL},
-    {2, true, "llama", "dist.cp=2"},
-    {2, false, "gpt", "dist.cp=2 dist.cp_comm_type=a2a " DROP},
-    {2, false, "llama", "dist.cp=2 dist.cp_comm_type=all_gather"},
-    {2, false, "gpt", SHARD "optim ddp.overlap_grad_reduce=true"},
-    {2, false, "llama", SHARD "optim_grads " FULL},
-    {2, false, "llama",
-     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
-    {3, false, "gpt", SHARD "optim ddp.bucket_size=2000"},
-    {3, false, "gpt", SHARD "optim_grads_params " DROP},
-    {4, false, "llama", "dist.tp=4 dist.sp=true"},
-    {4, false, "llama", "dist.pp=4 dist.pipeline_schedule=gpipe"},
-    {4, false, "gpt", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {4, false, "llama", "ddp.num_distributed_optimizer_instances=2 " SHARD "optim"},
-    // Pairs.
-    {4, true, "gpt", "dist.tp=2 dist.pp=2"},
-    {4, false, "llama", "dist.tp=2 dist.cp=2 dist.sp=true " FULL},
-    {4, false, "gpt", "dist.tp=2 dist.sp=true " SHARD "optim"},
-    {4, false, "gpt", "dist.pp=2 dist.cp=2 " DROP},
-    {4, true, "llama", "dist.pp=2 dist.vpp=2 " SHARD "optim_grads"},
-    {4, false, "llama", "dist.cp=2 " SHARD "optim_grads_params"},
-    {4, false, "gpt",
-     "dist.pp=2 'dist.pipeline_model_parallel_layout=Ettt|tL' model.recompute_granularity=selective"},
-    {2, false, "llama", "dist.pp=2 " FIRST "1"},
-    {2, false, "gpt", "dist.pp=2 " LAST "1 " FULL},
-    {4, false, "gpt", "dist.tp=2 " SHARD "optim_grads_params " DROP " " FULL},
-    {6, false, "llama", "dist.tp=2 dist.sp=true " SHARD "optim_grads ddp.overlap_grad_reduce=true"},
-    {6, false, "gpt", "dist.cp=3 dist.pp=2 dist.cp_comm_type=all_gather"},
-    // Packed documents, per-head norms and a window.
-    {2, false, "packed", "dist.tp=2 dist.sp=true"},
-    {2, false, "packed", "dist.cp=2"},
-    {2, false, "packed", "dist.cp=2 dist.cp_comm_type=a2a " FULL},
-    {2, false, "packed", "dist.pp=2"},
-    {3, false, "packed", SHARD "optim_grads_params"},
-    {4, false, "packed", "dist.cp=4 dist.cp_comm_type=all_gather"},
-    {4, false, "packed",
-     "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {4, false, "packed", "dist.pp=2 dist.cp=2 dist.cp_comm_type=[p2p,a2a,all_gather,p2p]"},
-    // Adapters beside frozen weights.
-    {2, true, "lora", "dist.tp=2 dist.sp=true"},
-    {2, false, "dora", "dist.tp=2"},
-    {2, false, "dora", "dist.tp=2 dist.sp=true " FULL},
-    {2, false, "canonical", "dist.tp=2 dist.sp=true"},
-    {2, false, "canonical", "dist.pp=2 " FULL},
-    {2, false, "lora", "dist.cp=2"},
-    {3, false, "lora", SHARD "optim_grads_params"},
-    {4, false, "canonical", "dist.tp=4"},
-    {2, false, "canonical_dora", "dist.tp=2 dist.sp=true " FULL},
-    {2, false, "canonical_dora", "dist.cp=2"},
-    {4, false, "canonical_dora", "dist.tp=4"},
-    {4, true, "dora", "dist.tp=2 dist.pp=2"},
-    {4, false, "lora", "dist.tp=4 dist.sp=true"},
-    {4, false, "dora", "dist.tp=2 " SHARD "optim"},
-    {2, true, "qlora", "dist.tp=2 dist.sp=true"},
-    {2, false, "qlora", "dist.pp=2 " FULL},
-    {3, false, "qlora", SHARD "optim_grads"},
-    {4, false, "qlora", "dist.tp=4"},
-    {4, false, "qlora", "dist.tp=2 dist.pp=2"},
-    {2, true, "lora", "dist.pp=2 dist.vpp=2"},
-    {2, false, "lora", "dist.cp=2 dist.cp_comm_type=all_gather"},
-    {2, false, "lora", "dist.cp=2 dist.cp_comm_type=a2a " FULL},
-    {4, false, "lora", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {4, false, "lora", HYBRID SHARD "optim"},
-    {4, false, "lora", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
-    {4, false, "canonical", "dist.pp=2 dist.vpp=2 " SHARD "optim_grads"},
-    {2, false, "dora", SHARD "optim_grads_params"},
-    {2, false, "dora", "dist.pp=2 dist.vpp=2 " FULL},
-    {2, false, "dora", "dist.cp=2 dist.cp_comm_type=a2a"},
-    {3, false, "dora", SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
-    {3, false, "canonical_dora", SHARD "optim_grads_params " FULL},
-    {4, false, "dora", "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
-    {4, true, "dora", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
-    {2, false, "qlora", "dist.cp=2"},
-    {2, false, "qlora", "dist.cp=2 dist.cp_comm_type=all_gather " FULL},
-    {2, false, "qlora", "dist.cp=2 dist.cp_comm_type=a2a"},
-    {2, false, "qlora", "dist.pp=2 dist.vpp=2"},
-    {4, false, "qlora", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {4, false, "qlora", "dist.tp=2 dist.cp=2 dist.sp=true"},
-    {4, false, "qlora", HYBRID SHARD "optim_grads"},
-    {8, false, "dora", "dist.tp=2 dist.pp=2 dist.vpp=2 " SHARD "optim_grads_params"},
-    {8, false, "qlora", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true " FULL},
-    {2, false, "dora", "dist.cp=2"},
-    {2, false, "dora", "dist.cp=2 dist.cp_comm_type=all_gather " FULL},
-    {4, false, "dora", "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {2, false, "canonical", "dist.cp=2 " FULL},
-    {2, false, "canonical", "dist.cp=2 dist.cp_comm_type=all_gather"},
-    {2, false, "canonical", "dist.cp=2 dist.cp_comm_type=a2a"},
-    {4, false, "canonical",
-     "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {4, false, "canonical", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
-    {2, false, "canonical_dora", "dist.cp=2 dist.cp_comm_type=all_gather"},
-    {2, false, "canonical_dora", "dist.cp=2 dist.cp_comm_type=a2a " FULL},
-    {4, false, "canonical_dora",
-     "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
-    {4, false, "canonical_dora", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
-    // Soft caps, four norms a layer, multiplied embeddings; norms of outputs and across heads, YaRN.
-    {2, false, "gemma", "dist.tp=2 dist.sp=true"},
-    {2, false, "gemma", "dist.cp=2"},
-    {2, false, "gemma", "dist.pp=2 " FULL},
-    {4, false, "gemma", "dist.tp=4 " SHARD "optim_grads_params " DROP},
-    {2, false, "olmo", "dist.tp=2"},
-    {2, false, "olmo", "dist.cp=2 dist.cp_comm_type=a2a"},
-    {2, false, "olmo", "dist.pp=2 dist.vpp=2 " DROP},
-    {4, false, "olmo", "dist.tp=4 dist.sp=true " FULL},
-    {4, false, "olmo", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim"},
-    // Stages of other sizes than their neighbors.
-    {3, false, "llama", "dist.pp=3 " FIRST "1 " LAST "1"},
-    {4, false, "gpt", "dist.tp=2 dist.pp=2 " FIRST "3"},
-    // Operands in bf16, sums in fp32.
-    {2, true, "llama", "dist.tp=2 dist.sp=true " BF16},
-    {2, false, "gpt", "dist.pp=2 " BF16 " " FULL},
-    {2, false, "llama", "dist.cp=2 " BF16},
-    {2, false, "llama", SHARD "optim ddp.overlap_grad_reduce=true " BF16},
-    {3, false, "gpt", SHARD "optim_grads_params " BF16},
-    {4, false, "gpt", "dist.tp=2 dist.pp=2 " BF16},
-    {4, true, "llama", "dist.tp=2 " SHARD "optim_grads " BF16},
-    {8, false, "llama", "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim " BF16},
-    // In fp16, gradients are also summed in it.
-    {2, true, "llama", "dist.tp=2 dist.sp=true " FP16},
-    {2, true, "gpt", SHARD "optim ddp.overlap_grad_reduce=true " FP16},
-    {2, false, "llama", "dist.cp=2 " FP16},
-    {3, false, "gpt", SHARD "optim_grads_params " FP16},
-    {4, false, "gpt", "dist.pp=2 " SHARD "optim_grads " FP16},
-    {4, true, "llama", "dist.tp=2 dist.pp=2 " FP16 STAND_IN},
-    // GEMMs in 8 and 4 bits.
-    {2, true, "llama", "dist.tp=2 dist.sp=true " FP8("tensorwise")},
-    {2, false, "llama", "dist.tp=2 " FP8("delayed")},
-    {2, false, "gpt", "dist.tp=2 " FP8("mxfp8")},
-    {2, true, "llama", "dist.pp=2 " FP8("delayed")},
-    {2, false, "llama", "dist.pp=2 dist.vpp=2 " FP8("blockwise") " " FULL},
-    {2, true, "llama", SHARD "optim_grads_params " FP8("delayed")},
-    {2, false, "llama",
-     SHARD
-     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")},
-    {2, true, "llama", SHARD "optim " FP8("delayed") CODES},
-    {2, false, "llama",
-     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")
-         CODES STAND_IN},
-    {3, false, "gpt", SHARD "optim_grads " FP8("tensorwise") CODES},
-    {3, false, "gpt", SHARD "optim_grads_params " FP4},
-    {4, false, "llama", "dist.tp=2 dist.pp=2 " FP4},
-    {4, false, "llama", "dist.cp=2 " SHARD "optim_grads " FP8("mxfp8")},
-    {4, false, "llama",
-     HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim " FP8("delayed") CODES},
-    {8, false, "llama", "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim " FP8("tensorwise")},
-    // The other optimizer.
-    {2, true, "gpt", SHARD "optim " SGD},
-    {2, false, "llama", "dist.tp=2 " SGD},
-    {2, false, "gpt", SHARD "optim_grads ddp.overlap_grad_reduce=true " SGD},
-    {4, false, "llama", "dist.pp=2 " SHARD "optim_grads_params " SGD},
-    {2, true, "lion", SHARD "optim"},
-    {2, false, "lion", "dist.tp=2 dist.sp=true"},
-    {3, false, "lion", SHARD "optim_grads_params"},
-    {4, false, "lion", "dist.pp=2 " SHARD "optim_grads"},
-    {2, true, "muon", "dist.tp=2"},
-    {2, true, "muon", SHARD "optim ddp.bucket_size=2000"},
-    {2, false, "muon", "dist.tp=2 dist.sp=true optimizer.muon_tp_mode=distributed"},
-    {2, false, "muon", "dist.pp=2 dist.vpp=2"},
-    {3, false, "muon", SHARD "optim_grads ddp.overlap_grad_reduce=true"},
-    {3, false, "muon", SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
-    {4, true, "muon", "dist.tp=4 optimizer.muon_tp_mode=distributed"},
-    {4, false, "muon", "dist.tp=2 " SHARD "optim_grads_params"},
-    {4, false, "muon", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
-    {4, true, "muon", "dist.tp=2 " SHARD "optim ddp.overlap_grad_reduce=true" STAND_IN},
-    // Moments and parameters that are rounded stochastically.
-    {2, true, "moments", SHARD "optim"},
-    {2, false, "moments", "dist.tp=2 dist.sp=true"},
-    {3, false, "moments", SHARD "optim_grads_params"},
-    {4, false, "moments", "dist.pp=2 " SHARD "optim_grads"},
-    {2, true, "moments_fp8", SHARD "optim"},
-    {3, false, "moments_fp8", SHARD "optim_grads"},
-    {4, false, "moments_fp8", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
-    // Transfers that block their queue until all ranks have come to them, and match by order alone.
-    {2, true, "llama", "dist.pp=2 dist.vpp=2" STAND_IN},
-    {2, true, "gpt", "dist.cp=2" STAND_IN},
-    {2, true, "llama",
-     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" STAND_IN},
-    {2, false, "llama",
-     "dist.tp=2 dist.sp=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_num_splits=2" STAND_IN},
-    {2, false, "gpt",
-     SHARD "optim ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true ddp.bucket_size=2000" STAND_IN},
-    {2, false, "llama", SHARD "optim_grads ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " FULL STAND_IN},
-    {3, false, "llama", "dist.pp=3 " FIRST "1 " LAST "1" STAND_IN},
-    {3, false, "llama", "dist.cp=3" STAND_IN},
-    {3, false, "packed", "dist.cp=3" STAND_IN},
-    {4, false, "llama", "dist.pp=4 dist.pipeline_schedule=gpipe" STAND_IN},
-    {4, false, "gpt", "dist.pp=4 comm_overlap.overlap_p2p_comm=false" STAND_IN},
-    {4, true, "gpt", "dist.tp=2 dist.pp=2" STAND_IN},
-    {4, false, "gpt",
-     "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]" STAND_IN},
-    {4, false, "llama", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim" STAND_IN},
-    {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.vpp=2 " SHARD "optim" STAND_IN},
-    {2, false, "gpt", "ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " DROP STAND_IN},
-    {2, false, "llama", "dist.cp=2 dist.cp_comm_type=all_gather " BF16 STAND_IN},
-    {2, false, "gpt", "dist.cp=2 dist.cp_comm_type=a2a " FULL STAND_IN},
-    {2, false, "lora", "dist.tp=2 dist.sp=true" STAND_IN},
-    {2, false, "qlora", "dist.pp=2" STAND_IN},
-    {3, false, "llama",
-     "ddp.overlap_grad_reduce=true mixed_precision.grad_reduce_in_fp32=false " BF16 STAND_IN},
-    {4, false, "llama",
-     "dist.tp=2 dist.sp=true ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " SHARD
-     "optim_grads" STAND_IN},
-    {4, false, "gpt", HYBRID SHARD "optim ddp.overlap_grad_reduce=true ddp.bucket_size=2000" STAND_IN},
-    // Saved activations in host memory, of several micro-batches at a time.
-    {2, true, "llama", "dist.pp=2" STAND_IN OFFLOAD("1")},
-    {2, true, "llama", "dist.pp=2 dist.vpp=2 " FULL STAND_IN OFFLOAD("3")},
-    {2, false, "gpt", "dist.tp=2 dist.sp=true " BF16 " train.device=checked" OFFLOAD("3")},
-    {2, false, "lora", "dist.cp=2" STAND_IN OFFLOAD("3")},
-    {2, false, "qlora", "dist.pp=2 train.device=checked" OFFLOAD("2")},
-    {2, false, "llama",
-     SHARD
-     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" STAND_IN OFFLOAD("2")},
-    {4, false, "gpt", "dist.pp=4 dist.pipeline_schedule=gpipe " DROP STAND_IN OFFLOAD("1")},
-    {4, true, "llama", "dist.tp=2 dist.pp=2 " FP16 STAND_IN OFFLOAD("2")},
-    // The CUDA kernels on the host; the single rank runs the CPU's.
-    {2, true, "gpt", "dist.tp=2" SIMULATED},
-    {2, true, "llama", "dist.pp=2 dist.vpp=2" SIMULATED OFFLOAD("1")},
-    {2, true, "llama",
-     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" SIMULATED},
-    {2, false, "llama", "dist.cp=2" SIMULATED},
-    {2, false, "gpt", SHARD "optim ddp.overlap_grad_reduce=true " DROP SIMULATED},
-    {2, false, "qlora", "dist.tp=2 dist.sp=true" SIMULATED},
-    {2, false, "gemma", "dist.tp=2 dist.sp=true " FULL SIMULATED},
-    {4, false, "llama", "dist.tp=2 dist.pp=2 " BF16 SIMULATED},
-    {4, false, "olmo", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim" SIMULATED},
-    // Three axes.
-    {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
-    {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.cp=2 " DROP " " FULL},
-    {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.vpp=2 " SHARD "optim"},
-    {8, false, "llama", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim_grads_params " FULL},
-    {8, false, "gpt", "dist.pp=2 dist.cp=2 dist.use_tp_pp_dp_mapping=true " SHARD "optim_grads"},
-    {8, false, "llama", "dist.tp=8 dist.sp=true comm_overlap.tp_comm_overlap=true"},
-    {8, false, "gemma", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
-    {8, false, "olmo", "dist.tp=8 dist.sp=true"},
-    {8, false, "gpt",
-     "dist.tp=2 ddp.num_distributed_optimizer_instances=2 " SHARD "optim_grads_params "
-     "ddp.outer_dp_sharding_strategy=optim"},
-};
 // Eight ranks would not divide twelve sequences.
 constexpr const char* kBatchOfEight = "train.global_batch_size=8";
 
@@ -470,6 +206,8 @@ struct Apart {
     if (overrides.find("mixed_precision.fp4=") != std::string::npos)
       loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 1.2, mean_square = 0.9, median = 0.25,
       roots = true;
+    // A token near a tie of the router may go to another expert.
+    if (bf16 && recipe.starts_with("moe")) loss = parameters = 2e-2, norm = 0.1, moments = 0.3;
     // Parameters in bf16 differ by a last place, gradients with them, and their squares by twice as much; the
     // last place of E4M3.
     if (recipe == "moments") moments = 0.1;
@@ -546,7 +284,7 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
     const bool slow = overrides.find(SIMULATED) != std::string::npos;
     // The checked device finds a missing wait in every step, whether or not values differ.
     const bool checked = overrides.find(" train.device=checked") != std::string::npos;
-    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : checked ? 8 : 20;
+    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : checked ? 8 : 12;
     check_layout(layout.recipe, overrides, steps, !slow && !test::kSanitized);
   }
 }
@@ -584,6 +322,7 @@ TEST_CASE(
       {1, true, "", ""},
       {2, false, "", "dist.tp=2 dist.sp=true"},
       {2, false, "", "dist.pp=2 dist.vpp=2"},
+      {2, false, "", "dist.pp=2 " ZB_V},
       {2, false, "", "ddp.overlap_grad_reduce=true"},
       {2, false, "", SHARD "optim_grads"},
       {2, true, "", SHARD "optim ddp.bucket_size=2000"},

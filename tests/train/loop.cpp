@@ -6,6 +6,8 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
@@ -15,6 +17,7 @@
 #include "support/running.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/setup/state.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
@@ -246,39 +249,107 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under 
   }
 }
 
+namespace {
+
+// Compares a run of `steps` steps with one that ends after `saved` steps and is resumed from its checkpoint
+// in scratch() / `name`. Returns losses and gradient norms.
+std::vector<double> check_resume(const config::Config& config, const std::string& name, int64_t steps,
+                                 int64_t saved) {
+  const auto full = run(config, steps);
+  const auto root = scratch() / name;
+  SavePlan plan;
+  plan.root = root;
+  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  {
+    StepRunner runner(config, world());
+    runner.initialize();
+    run_until(runner, config, saved);
+    save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
+  }
+  std::vector<std::string> refused;
+  const auto found = find_checkpoint(world(), root, refused);
+  REQUIRE(found);
+  CHECK(found->step == saved);
+  StepRunner runner(config, world());
+  runner.initialize();
+  auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
+  runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+  const auto rest = run_until(runner, config, steps);
+  CHECK(std::vector<double>(full.begin() + 2 * saved, full.end()) == rest);
+  return full;
+}
+
+void remove_scratch() {
+  world().communicator().barrier();
+  const std::filesystem::path path = scratch();
+  if (world().rank() == 0) std::filesystem::remove_all(path);
+}
+
+}  // namespace
+
 TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in every precision", D, EVERY_DEVICE) {
   constexpr int64_t kSteps = D::kSlow ? 4 : 9, kSaved = D::kSlow ? 2 : 5;
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16, config::Precision::fp16}) {
     auto config = tiny_config<D>(true, world().size());
     config.mixed_precision.params_dtype = precision;
     config.mixed_precision.initial_loss_scale = 1024;
-    const auto full = run(config, kSteps);
-    const auto root = scratch() / std::string(config::enum_name(precision));
-    SavePlan plan;
-    plan.root = root;
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    {
-      StepRunner runner(config, world());
-      runner.initialize();
-      run_until(runner, config, kSaved);
-      save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
-    }
-    std::vector<std::string> refused;
-    const auto found = find_checkpoint(world(), root, refused);
-    REQUIRE(found);
-    CHECK(found->step == kSaved);
+    check_resume(config, std::string(config::enum_name(precision)), kSteps, kSaved);
+  }
+  remove_scratch();
+}
+
+TEST_CASE(
+    "resume is bitwise equal to the uninterrupted run with every optimizer, on the checked device too") {
+  using config::MomentType;
+  using config::OptimizerKind;
+  struct Kind {
+    const char* name;
+    OptimizerKind optimizer;
+    double lr;
+    MomentType moments = MomentType::fp32;
+  };
+  for (const Kind& kind :
+       {Kind{"sgd", OptimizerKind::sgd, 0.05}, Kind{"lion", OptimizerKind::lion, 1e-3},
+        Kind{"muon", OptimizerKind::muon, 1e-3}, Kind{"bf16", OptimizerKind::adam, 1e-2, MomentType::bf16},
+        Kind{"fp8", OptimizerKind::adam, 1e-2, MomentType::fp8}}) {
+    CAPTURE(kind.name);
+    auto config = tiny_config<test::Cpu>(true, world().size());
+    config.optimizer.optimizer = kind.optimizer, config.optimizer.lr = kind.lr;
+    config.optimizer.min_lr = kind.lr / 10;
+    config.optimizer.exp_avg_dtype = config.optimizer.exp_avg_sq_dtype = kind.moments;
+    config.optimizer.use_precision_aware_optimizer = config.optimizer.stochastic_rounding =
+        kind.moments != MomentType::fp32;
+    if (world().size() > 1) config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
+    const auto on_cpu = check_resume(config, kind.name + std::string("-cpu"), 5, 3);
+    config.train.device = config::DeviceKind::checked;
+    CHECK(check_resume(config, kind.name + std::string("-checked"), 5, 3) == on_cpu);
+  }
+  remove_scratch();
+}
+
+TEST_CASE("Muon updates the matrices of the layers; Adam embeddings, output layer, norms and biases") {
+  if (world().size() > 1) return;
+  for (const bool llama : {false, true}) {
+    auto config = tiny_config<test::Cpu>(llama, 1);
+    config.optimizer.optimizer = config::OptimizerKind::muon;
+    config.model.share_embeddings_and_output_weights = false;
     StepRunner runner(config, world());
     runner.initialize();
-    auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
-    runner.state() = load_state(reader, runner.store(), &runner.optimizer());
-    const auto rest = run_until(runner, config, kSteps);
-    CHECK(std::vector<double>(full.begin() + 2 * kSaved, full.end()) == rest);
+    std::map<std::string, std::set<std::string>> states;
+    for (const StateTensor& tensor : state_tensors(runner.store(), &runner.optimizer())) {
+      if (!tensor.name.starts_with("optimizer.")) continue;
+      const size_t end = tensor.name.find('.', 10);
+      states[tensor.name.substr(end + 1)].insert(tensor.name.substr(10, end - 10));
+    }
+    CHECK(states.count("output_layer.weight") == 1);
+    CHECK(states.size() == runner.store().parameters().size());
+    for (const auto& [parameter, names] : states) {
+      CAPTURE(parameter);
+      const bool linear = parameter.find(".linear_") != std::string::npos && parameter.ends_with(".weight");
+      CHECK(names == (linear ? std::set<std::string>{"momentum_buffer"}
+                             : std::set<std::string>{"exp_avg", "exp_avg_sq"}));
+    }
   }
-  world().communicator().barrier();
-  if (world().rank() == 0)
-    std::filesystem::remove_all(scratch());
-  else
-    scratch();
 }
 
 TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer touches the state", D,

@@ -107,7 +107,7 @@ TEST_CASE_TEMPLATE("a step has the same bits with offloaded activations, and les
       CHECK(found.numbers == expected.numbers);
       CHECK(found.parameters == expected.parameters);
       CHECK(found.copied_to_host > expected.copied_to_host);
-      // What recomputation saves is small beside a layer's own backward pass.
+      // The memory that recomputation saves is small beside a layer's own backward pass.
       if (layers == 4 && !config.model.recompute_granularity) CHECK(found.device.peak < expected.device.peak);
     }
   }

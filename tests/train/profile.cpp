@@ -16,6 +16,7 @@
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/fit.hpp"
@@ -97,27 +98,41 @@ std::filesystem::path scratch_file(const std::string& name) {
 
 }  // namespace
 
+static void check_memory(const config::Config& config) {
+  const MemoryUse estimated = estimate_step(config).memory;
+  StepRunner runner(config, world());
+  runner.initialize();
+  StepTimers timers;
+  steps(runner, config, 2, timers);
+  const MemoryUse measured = runner.device().memory();
+  const int64_t host_requests = runner.device().host_memory().system_requests;
+  CAPTURE(memory_text(estimated));
+  CAPTURE(memory_text(measured));
+  CHECK(std::abs(static_cast<double>(estimated.peak - measured.peak)) <=
+        0.02 * static_cast<double>(measured.peak));
+  for (const auto owner :
+       {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::main_parameters,
+        MemoryCategory::moments, MemoryCategory::activations}) {
+    const auto i = static_cast<size_t>(owner);
+    CHECK(estimated.peak_by_category[i] == doctest::Approx(measured.peak_by_category[i]).epsilon(0.02));
+  }
+  CHECK(estimated.reserved == doctest::Approx(measured.reserved).epsilon(0.02));
+  steps(runner, config, 2, timers);
+  CHECK(runner.device().memory().system_requests == measured.system_requests);
+  CHECK(runner.device().host_memory().system_requests == host_requests);
+}
+
 TEST_CASE("the peak of a step is estimated by category within 2 %, and the system is not asked again") {
-  for (const config::Config& config : variants()) {
-    const MemoryUse estimated = estimate_step(config).memory;
-    StepRunner runner(config, world());
-    runner.initialize();
-    StepTimers timers;
-    steps(runner, config, 2, timers);
-    const MemoryUse measured = runner.device().memory();
-    CAPTURE(memory_text(estimated));
-    CAPTURE(memory_text(measured));
-    CHECK(std::abs(static_cast<double>(estimated.peak - measured.peak)) <=
-          0.02 * static_cast<double>(measured.peak));
-    for (const auto owner :
-         {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::main_parameters,
-          MemoryCategory::moments, MemoryCategory::activations}) {
-      const auto i = static_cast<size_t>(owner);
-      CHECK(estimated.peak_by_category[i] == doctest::Approx(measured.peak_by_category[i]).epsilon(0.02));
-    }
-    CHECK(estimated.reserved == doctest::Approx(measured.reserved).epsilon(0.02));
-    steps(runner, config, 2, timers);
-    CHECK(runner.device().memory().system_requests == measured.system_requests);
+  for (const config::Config& config : variants()) check_memory(config);
+}
+
+TEST_CASE("the memory of a step is estimated on the checked device, and the system is not asked again") {
+  const std::vector<config::Config> all = variants();
+  // Every precision and every kind of recomputation.
+  for (size_t i = 0; i < all.size(); i += 4) {
+    config::Config config = all[i];
+    config.train.device = config::DeviceKind::checked;
+    check_memory(config);
   }
 }
 
@@ -174,6 +189,17 @@ TEST_CASE("8B parameters with 16-bit moments take 14 bytes each, and a step fits
   CHECK(estimate.memory.peak_by_category[size_t(MemoryCategory::gradients)] == 4 * kParameters);
   CHECK(estimate.memory.total() < 141'000'000'000);
   CHECK(state_bytes(estimated({"optimizer.main_params_dtype=bf16"})) <= 10 * kParameters);
+  // Gradients in bf16, and in fp32 those of the bucket whose weight gradients are computed: at most that of
+  // the embedding or the head, which a part of a layer precedes.
+  const StepEstimate narrow = estimated({"optimizer.main_grads_dtype=bf16"});
+  MESSAGE(memory_text(narrow.memory));
+  const int64_t gradients = narrow.memory.peak_by_category[size_t(MemoryCategory::gradients)];
+  constexpr int64_t kEmbedding = 128256 * 4096, kLargestBucket = kEmbedding + 40'000'000;
+  CHECK(gradients >= 2 * kParameters + 4 * kEmbedding);
+  CHECK(gradients <= 2 * kParameters + 4 * kLargestBucket);
+  CHECK(state_bytes(narrow) <= 12 * kParameters + 4 * kLargestBucket);
+  CHECK(state_bytes(estimated({"optimizer.main_grads_dtype=bf16", "optimizer.main_params_dtype=bf16"})) <=
+        8 * kParameters + 4 * kLargestBucket);
 }
 
 TEST_CASE("a step that does not fit is refused with overrides that do") {
@@ -243,10 +269,10 @@ TEST_CASE("device and host have a limit each, and one memory on the CPU") {
   CHECK(refusal().empty());
   config.resilience.memory_limit_host = config::Bytes{shared - 1};
   CHECK(refusal().find("resilience.memory_limit_host allows") != std::string::npos);
-  // An accelerator's memory is unknown where there is none.
+  // A GPU's memory is known where there is one.
   config.train.device = config::DeviceKind::cuda;
   config.resilience.memory_limit.reset(), config.resilience.memory_limit_host.reset();
-  CHECK(!memory_limit(config, MemoryKind::device, 1));
+  CHECK(memory_limit(config, MemoryKind::device, 1).has_value() == (cuda_status().usable != nullptr));
   CHECK(memory_limit(config, MemoryKind::host, 1));
   CHECK(refusal().empty());
 }
@@ -349,26 +375,51 @@ int64_t launches_of_step(config::Config config, int64_t layers, int64_t micro_ba
   return step;
 }
 
+struct LayerLaunches {
+  // In the forward and backward pass of a micro-batch, and in a step besides.
+  int64_t of_micro_batch, of_step;
+};
+LayerLaunches launches_of_layer(const config::Config& config) {
+  const auto of_layer = [&](int64_t micro_batches) {
+    return launches_of_step(config, 3, micro_batches) - launches_of_step(config, 2, micro_batches);
+  };
+  const int64_t once = of_layer(1), of_micro_batch = of_layer(2) - once;
+  return {of_micro_batch, once - of_micro_batch};
+}
+
 }  // namespace
 
 TEST_CASE("the launches of a step are counted: those of a layer, and an update of one for each buffer") {
-  // Forward and backward pass of a layer; docs/performance.md has these numbers.
+  // docs/performance.md has these numbers.
   struct Kind {
     bool llama, qk_norm;
-    int64_t launches;
+    LayerLaunches launches;
   };
-  for (const auto& [llama, qk_norm, of_layer] :
-       {Kind{false, false, 38}, {true, false, 26}, {true, true, 31}}) {
-    CAPTURE(of_layer);
-    const auto launches = [&, llama = llama, qk_norm = qk_norm](int64_t layers, int64_t micro_batches) {
+  for (const auto precision : {config::Precision::fp32, config::Precision::bf16})
+    for (const auto& [llama, qk_norm, expected] :
+         {Kind{false, false, {30, 8}}, {true, false, {24, 2}}, {true, true, {27, 4}}}) {
       config::Config config = tiny_config(llama);
       config.model.qk_layernorm = qk_norm;
-      return launches_of_step(config, layers, micro_batches);
-    };
-    const int64_t two = launches(2, 1), three = launches(3, 1), twice = launches(2, 2), more = launches(2, 7);
-    CHECK(three - two == of_layer);
-    CHECK(more - twice == 5 * (twice - two));
-  }
+      config.mixed_precision.params_dtype = precision;
+      CAPTURE(expected.of_micro_batch);
+      const LayerLaunches counted = launches_of_layer(config);
+      CHECK(counted.of_micro_batch == expected.of_micro_batch);
+      CHECK(counted.of_step == expected.of_step);
+      const int64_t once = launches_of_step(config, 2, 1), twice = launches_of_step(config, 2, 2),
+                    more = launches_of_step(config, 2, 7);
+      CHECK(more - twice == 5 * (twice - once));
+    }
+}
+
+TEST_CASE("the launches of a step on the checked device are those on the CPU") {
+  for (const bool llama : {false, true})
+    for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
+      config::Config config = tiny_config(llama);
+      config.mixed_precision.params_dtype = precision;
+      const int64_t launches = launches_of_step(config, 2, 3);
+      config.train.device = config::DeviceKind::checked;
+      CHECK(launches_of_step(config, 2, 3) == launches);
+    }
 }
 
 TEST_CASE("the launches of a layer in 8 and 4 bits: norms and activations quantize for the next layer") {
@@ -376,22 +427,16 @@ TEST_CASE("the launches of a layer in 8 and 4 bits: norms and activations quanti
   // matrix takes one launch; with current scaling one for its maximum and one for its scale as well; with
   // NVFP4 these for the transformed columns too. The inputs of three of the four linear layers have the first
   // of these launches from the norm or the activation before them. docs/performance.md has these numbers.
-  constexpr int64_t kLinear = 4, kFused = 3;
-  const auto of_layer = [](void (*choose)(config::MixedPrecisionConfig&)) {
-    const auto launches = [&](int64_t layers, int64_t micro_batches) {
-      config::Config config = tiny_config(true);
-      choose(config.mixed_precision);
-      return launches_of_step(config, layers, micro_batches);
-    };
-    return launches(3, 2) - launches(2, 2) - (launches(3, 1) - launches(2, 1));
-  };
-  const int64_t plain = of_layer(
-      [](config::MixedPrecisionConfig& precision) { precision.params_dtype = config::Precision::bf16; });
+  constexpr int64_t kLinear = 4, kFused = 3, kPlain = 24;
   for (const auto& [name, choose] : kLowPrecision) {
     const std::string recipe = name;
     CAPTURE(recipe);
+    config::Config config = tiny_config(true);
+    choose(config.mixed_precision);
+    const LayerLaunches counted = launches_of_layer(config);
     const int64_t each = recipe == "nvfp4" ? 5 : recipe == "tensorwise" ? 3 : 1;
-    CHECK(of_layer(choose) - plain == 2 * kLinear * each - kFused);
+    CHECK(counted.of_micro_batch == kPlain + 2 * kLinear * each - kFused);
+    CHECK(counted.of_step == (each > 1 ? 14 : 10));
   }
 }
 
@@ -425,25 +470,28 @@ TEST_CASE("the answer to a signal names what runs and for how long") {
     const int64_t now = 5'000'000'000, end = now + static_cast<int64_t>(seconds.value_or(0) * 1e9);
     return std::string(stop_notice(buffer, phase, step, seconds ? (lower_bound ? -end : end) : 0, now));
   };
-  CHECK(notice("backward", 7, 11.6) == "stopping after this step, about 12 s; again to stop now");
-  CHECK(notice("forward", 7, 0.2) == "stopping after this step, about 1 s; again to stop now");
-  CHECK(notice("forward", 7, -3) == "stopping after this step; again to stop now");  // longer than expected
-  CHECK(notice("", 0, {}) == "stopping after the first step, which has not begun; again to stop now");
+  CHECK(notice("backward", 7, 11.6) == "stopping after this step, about 12 s; a second signal stops at once");
+  CHECK(notice("forward", 7, 0.2) == "stopping after this step, about 1 s; a second signal stops at once");
+  CHECK(notice("forward", 7, -3) ==
+        "stopping after this step, which takes longer than expected; a second signal stops at once");
+  CHECK(notice("", 0, {}) ==
+        "stopping after the first step, which has not begun; a second signal stops at once");
   // A step that has not been timed: the estimate, rounded down, or nothing but that.
   CHECK(notice("forward", 1, 11.6, true) ==
-        "stopping after this step, at least 11 s by the estimate; again to stop now");
+        "stopping after this step, at least 11 s by the estimate; a second signal stops at once");
   for (const auto& [seconds, lower_bound] :
        {std::pair<std::optional<double>, bool>{0.0, true}, {0.9, true}, {-3, true}})
     CHECK(notice("forward", 1, seconds, lower_bound) ==
-          "stopping after this step, the first to be timed; again to stop now");
-  CHECK(notice("other", 7, {}) == "stopping after this step; again to stop now");
+          "stopping after this step, the first to be timed; a second signal stops at once");
+  CHECK(notice("other", 7, {}) == "stopping after this step; a second signal stops at once");
   CHECK(ExpectedStop{}.encoded() == 0);
   CHECK(ExpectedStop{0, true}.encoded() == -1);
   CHECK(ExpectedStop{1e9, true}.encoded() < -1);
   CHECK(ExpectedStop{1e9}.encoded() > 0);
-  CHECK(notice("evaluate", 7, 400) == "stopping after this evaluation, about 7 min; again to stop now");
-  CHECK(notice("evaluate", 7, {}) == "stopping after this evaluation; again to stop now");
-  CHECK(notice("save", 7, 119) == "stopping after this save, about 119 s; again to stop now");
+  CHECK(notice("evaluate", 7, 400) ==
+        "stopping after this evaluation, about 7 min; a second signal stops at once");
+  CHECK(notice("evaluate", 7, {}) == "stopping after this evaluation; a second signal stops at once");
+  CHECK(notice("save", 7, 119) == "stopping after this save, about 119 s; a second signal stops at once");
   CHECK(stopped_notice(buffer, 40, -1) == "stopped now; the newest checkpoint is of step 40");
   CHECK(stopped_notice(buffer, 40, 60) ==
         "stopped now, the save of step 60 is abandoned; the newest checkpoint is of step 40");
@@ -475,13 +523,13 @@ TEST_CASE("the peak of GEMM throughput is measured again where a step is faster,
   std::vector<double> measured{10, 12, 8, 30, 1000};
   size_t calls = 0;
   PeakThroughput peak([&] { return measured.at(calls++); });
-  peak.reached(5);
+  CHECK_FALSE(peak.reached(5));
   CHECK(peak.value() == 0);  // not measured: no MFU
   peak.measure();
   CHECK(peak.value() == 10);
-  peak.reached(9);
+  CHECK_FALSE(peak.reached(9));
   CHECK(calls == 1);
-  peak.reached(11);
+  CHECK(peak.reached(11));
   CHECK(peak.value() == 12);
   peak.reached(20);
   CHECK(peak.value() == 20);

@@ -128,12 +128,36 @@ TEST_CASE("a second process is refused while the first lives, and not after it w
   ::close(ready[0]);
   ::close(ready[1]);
   CHECK(summarize(path).state == RunState::killed);
+  CHECK(summarize(path).reason == kUnknownEnd);
+  // A launcher that has seen the end records it, for its own start and once.
+  record_killed(path, "9999-01-01T00:00:00Z", "another start");
+  CHECK(summarize(path).reason == kUnknownEnd);
+  record_killed(path, summarize(path).started, "ended by signal 9");
+  record_killed(path, summarize(path).started, "later");
+  CHECK(summarize(path).state == RunState::killed);
+  CHECK(summarize(path).reason == "ended by signal 9");
+  CHECK_NOTHROW(record_killed(root.path() / "none", "", "no run"));
   RunDirectory again(path, true);
   CHECK(again.resumed());
   CHECK(again.killed());
   again.begin(texts());
   again.end(RunEnd::stopped, "SIGTERM");
   CHECK(summarize(path).file.state == "stopped");
+  CHECK(error_of([&] { record_killed(path, "", "in use"); }).size() > 0);
+  CHECK(summarize(path).reason == "SIGTERM");
+}
+
+TEST_CASE("a run begins only in a directory of its own") {
+  const TemporaryDirectory root;
+  CHECK_NOTHROW(require_run_or_empty(root.path() / "none"));
+  fs::create_directory(root.path() / "begun");
+  spill(root.path() / "begun/lock", "");
+  spill(root.path() / "begun/run.json.tmp.12", "");
+  CHECK_NOTHROW(require_run_or_empty(root.path() / "begun"));
+  spill(root.path() / "begun/notes.txt", "");
+  CHECK(holds(error_of([&] { require_run_or_empty(root.path() / "begun"); }), "is not a run directory"));
+  CHECK(holds(error_of([&] { require_run_or_empty(root.path() / "begun/lock"); }), "is a file"));
+  CHECK(holds(error_of([&] { RunDirectory(root.path() / "begun", true); }), "is not a run directory"));
 }
 
 TEST_CASE("runs are listed with state, step, loss and checkpoints") {

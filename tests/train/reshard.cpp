@@ -160,7 +160,7 @@ TEST_CASE("initial values do not depend on how parameters are sharded") {
 }
 
 TEST_CASE(
-    "regions of shards: every element of the global tensor once over tensor and data ranks, in its place") {
+    "regions of shards: every element of the global tensor once over model and data ranks, in its place") {
   if (world().rank() != 0) return;
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
@@ -168,35 +168,46 @@ TEST_CASE(
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
     const int tensor = static_cast<int>(draw(1, 4));
+    // Of expert parameters the ranks of ep; `tensor` is then the number of those of etp.
+    int experts = 1;
     const auto data = draw(1, 5);
     ParamSpec spec{.name = "weight"};
     const int rank = static_cast<int>(draw(0, 3));
     std::vector<int64_t> sizes;
     for (int d = 0; d < rank; ++d) sizes.push_back(draw(1, 6));
     if (rank > 0 && draw(0, 3) > 0) {
-      const int dim = static_cast<int>(draw(0, rank - 1));
-      spec.sharding = {ShardingAxis::tensor, dim};
+      const bool expert = rank > 1 && draw(0, 1) == 0;
+      const int dim = static_cast<int>(draw(expert ? 1 : 0, rank - 1));
+      DimSharding sharding{expert ? ShardingAxis::expert_tensor : ShardingAxis::tensor, dim};
       const auto d = static_cast<size_t>(dim);
-      switch (draw(0, 2)) {
+      switch (draw(0, expert ? 1 : 2)) {
         case 0:
           sizes[d] *= tensor;
           break;
         case 1:
-          spec.sharding.blocks = 2;
+          sharding.blocks = 2;
           sizes[d] *= tensor * 2;
           break;
         default:  // groups of heads, fewer than the ranks or as many
-          spec.sharding.groups = tensor % 2 == 0 ? draw(1, 2) * tensor / 2 : tensor;
-          spec.sharding.shared = draw(1, 2) * 2;
-          sizes[d] = spec.sharding.groups * (spec.sharding.shared + sizes[d] * tensor);
+          sharding.groups = tensor % 2 == 0 ? draw(1, 2) * tensor / 2 : tensor;
+          sharding.shared = draw(1, 2) * 2;
+          sizes[d] = sharding.groups * (sharding.shared + sizes[d] * tensor);
+      }
+      spec.sharding = {sharding};
+      if (expert) {
+        experts = static_cast<int>(draw(1, 3));
+        sizes[0] *= experts;
+        spec.sharding = {{ShardingAxis::expert, 0}, sharding};
       }
     }
     spec.shape = Shape(std::span<const int64_t>(sizes));
     CAPTURE(seed);
     CAPTURE(spec.shape.text());
     std::vector<Region> written;
-    for (int t = 0; t < tensor; ++t) {
-      const Parameter parameter(spec, 0, t, tensor);
+    for (int holder = 0; holder < experts * tensor; ++holder) {
+      const ShardRanks::AxisRank on_tensor{holder % tensor, tensor}, on_expert{holder / tensor, experts};
+      const Parameter parameter(spec, 0,
+                                {.tensor = on_tensor, .expert = on_expert, .expert_tensor = on_tensor});
       const int64_t count = parameter.shape().elements();
       std::vector<int64_t> global_of(static_cast<size_t>(count), 0);
       if (rank > 0)
@@ -214,7 +225,7 @@ TEST_CASE(
           REQUIRE(fits(part.where, spec.shape));
           REQUIRE(part.elements.begin == at);
           REQUIRE(part.elements.count == part.where.sizes.elements());
-          if (part.owned && (spec.sharding.axis == ShardingAxis::tensor || t == 0))
+          if (part.owned && (spec.sharding.over_tensor_ranks() || on_tensor.rank == 0))
             written.push_back(part.where);
           // Row-major through the region: each element is the global element that the plain arithmetic says.
           Shape index = part.where.offsets;

@@ -134,6 +134,10 @@ class QueuedSlabDevice : public SlabDevice {
     for (CheckedQueue& queue : queues_) queue.wait(queue.last());
   }
   void enqueue(Queue queue, std::function<void()> work) override { push(queue, std::move(work)); }
+  Queue add_queue(AddedQueue, std::string) override {
+    queues_.emplace_back(queues_.size(), CheckedQueue::HeldItems::none);
+    return static_cast<Queue>(queues_.size() - 1);
+  }
   void push(Queue queue, std::function<void()> work) { queue_of(queue).push(std::move(work)); }
   void zero(std::byte* data, int64_t bytes) override {
     push(Queue::compute, [=, this] { SlabDevice::zero(data, bytes); });
@@ -152,7 +156,9 @@ class QueuedSlabDevice : public SlabDevice {
     start_copy_to_host(to, from, bytes, Queue::compute);
     record(Queue::compute)->wait();
   }
+  int64_t copies_started = 0;  // to the device
   void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
+    ++copies_started;
     count_copy(Queue::host_to_device, bytes);
     push_copy(kernel_address(to), static_cast<const std::byte*>(from), bytes, queue);
   }
@@ -262,6 +268,9 @@ TEST_CASE("a second device trains a model with the CPU's bits") {
     CHECK(train_on(std::make_unique<QueuedSlabDevice>(), config) == expected);
     CHECK(train_on(std::make_unique<CallSlabDevice>(), config) == expected);
     CHECK(gemms > 0);
+    // Its ranks transfer on queues of their own, over the stand-in for NCCL.
+    config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+    if (ranks > 1) CHECK(train_on(std::make_unique<QueuedSlabDevice>(), config) == expected);
   }
 }
 
@@ -294,6 +303,28 @@ TEST_CASE("a trace of a second device has the times of its events") {
     ++events;
   }
   CHECK(events > 20);
+}
+
+TEST_CASE("a micro-batch is one copy to the device: tokens, labels, masks, positions and documents") {
+  if (test::world().size() > 1) return;  // transfers between ranks are copies too
+  constexpr int64_t kMicroBatches = 4;
+  config::Config config = testing::tiny_config(true);
+  config.model.attention_dropout = config.model.hidden_dropout = 0.1;
+  config.dataset.reset_attention_mask = config.dataset.reset_position_ids = true;
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = kMicroBatches;
+  auto owned = std::make_unique<QueuedSlabDevice>();
+  const QueuedSlabDevice& device = *owned;
+  train::StepRunner runner(config, test::world(), std::move(owned));
+  runner.initialize();
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], runner.loader_options());
+  train::StepTimers timers;
+  for (int step = 0; step < 2; ++step) {
+    const int64_t before = device.copies_started;
+    runner.train_step(loader, timers);
+    CHECK(device.copies_started - before == kMicroBatches);
+  }
 }
 
 TEST_CASE("what a transfer brings stays in host memory until the device has copied it") {

@@ -9,6 +9,7 @@
 #include "cli/commands/commands.hpp"
 #include "cli/named_files.hpp"
 #include "cli/recipe_input.hpp"
+#include "cli/report.hpp"
 #include "cli/terminal.hpp"
 #include "config/core/field.hpp"
 #include "train/setup/device.hpp"
@@ -35,10 +36,15 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   auto missing = missing_files(resolution, level);
   for (const config::Diagnostic& one : unusable_files(resolution, level, held_data))
     resolution.diagnostics.push_back(one);
-  if (files)
-    for (const auto look : {unwritable_directories, occupied_directories})
-      for (const config::Diagnostic& one : look(resolution, run_dir.value_or("")))
-        resolution.diagnostics.push_back(one);
+  const auto add = [&](const std::vector<config::Diagnostic>& found) {
+    resolution.diagnostics.insert(resolution.diagnostics.end(), found.begin(), found.end());
+  };
+  if (files) {
+    add(unwritable_directories(resolution, run_dir.value_or("")));
+    add(occupied_directories(resolution, run_dir.value_or("")));
+  } else {
+    add(unusable_name(resolution));
+  }
   for (const config::Diagnostic& one : missing) {
     const bool shipped =
         one.location.known() &&
@@ -72,7 +78,7 @@ void add_device_note(config::Resolution& resolution) {
     note.name = "device_not_here";
     note.message = "the recipe cannot be trained on this machine: " + error.message();
     note.location = resolution.origin(note.path).location;
-    note.help(error.help());
+    note.help(with_flags(error.marked_help()));
     resolution.diagnostics.push_back(std::move(note));
     config::sort_diagnostics(resolution.diagnostics);
   }
@@ -145,12 +151,13 @@ int run_check(Context& context) {
     object["missing_files"] = OrderedJson::array();
     for (const auto& file : files)
       object["missing_files"].push_back({{"path", file.path}, {"message", file.message}});
-    if (too_large) object["does_not_fit"] = {{"reason", refused->message()}, {"help", refused->help()}};
+    if (too_large)
+      object["does_not_fit"] = {{"reason", refused->message()}, {"help", with_flags(refused->marked_help())}};
     put(dump_json(object, 2) + "\n");
   } else {
     show_diagnostics(context, resolution);
     if (resolution.ok() && !refused && !context.quiet()) {
-      put(accepted_text(resolution, warnings, context.args.has("files")));
+      put(escape_controls(accepted_text(resolution, warnings, context.args.has("files"))));
       if (context.args.has("shrink")) print_stderr(shrunk_summary(shrunk_from, resolution) + "\n");
     }
   }
@@ -182,8 +189,9 @@ const Command kCheck = {
         "Needs no data, tokenizer or weights on disk: a file that the recipe names and that is missing or\n"
         "cannot be used is a note, with --files an error. --files opens all that `train` would: it\n"
         "tokenizes fine-tuning data and compares the recipe with the checkpoints with which the run begins,\n"
-        "as `train` does. It also checks that the directories of the run can be created and\n"
-        "written. The data that a shipped recipe names is checked only with --files.\n",
+        "as `train` does, and shows the warnings with which `train` would begin. It also checks that the\n"
+        "directories of the run can be created and written. The data that a shipped recipe names is\n"
+        "checked only with --files.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

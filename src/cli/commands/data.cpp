@@ -76,6 +76,10 @@ int run_data_prepare(Context& context) {
     options.json_keys.clear();
     for (const std::string_view key : split(*keys, ',')) options.json_keys.emplace_back(key);
   }
+  // The name of a dataset, as recipes have it, in place of the prefix of the names of all keys.
+  for (const std::string& key : options.json_keys)
+    if (const std::string suffix = "_" + key + "_document"; options.output_prefix.ends_with(suffix))
+      options.output_prefix.resize(options.output_prefix.size() - suffix.size());
   options.on_bad_line = choice<data::OnBadLine>(
       args, "on-bad-line", {{"fail", data::OnBadLine::fail}, {"skip", data::OnBadLine::skip}});
   options.append_eod = args.has("append-eod");

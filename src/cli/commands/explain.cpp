@@ -13,7 +13,8 @@ namespace {
 
 int run_explain(Context& context) {
   const Arguments& args = context.args;
-  const std::string& what = args.word(0, "PATH");
+  // Without a path: the sections.
+  const std::string what = args.words().empty() ? std::string() : args.words()[0];
   std::optional<config::Resolution> resolution;
   auto recipe = args.value("recipe");
   if (args.words().size() > 1) {
@@ -34,6 +35,9 @@ int run_explain(Context& context) {
     put("\n");
   } else {
     put(config::explain(what, resolution ? &*resolution : nullptr));
+    if (what.empty() && !context.quiet())
+      put("\n`capstan explain SECTION` lists the fields of a section; `capstan help` lists commands and "
+          "topics.\n");
   }
   return 0;
 }
@@ -43,12 +47,13 @@ int run_explain(Context& context) {
 const Command kExplain = {
     .name = "explain",
     .purpose = "explain a field, a section, a rule or an error code",
-    .usage = "PATH [RECIPE] [a.b=c …] [flags]",
+    .usage = "[PATH [RECIPE]] [a.b=c …] [flags]",
     .examples = {{"explain optimizer.lr", "what it is, its unit, range and default"},
                  {"explain model.ffn_hidden_size llama3-8b", "its value there, and every write to it"},
-                 {"explain dist", "the fields of a section"}},
+                 {"explain dist", "the fields of a section"},
+                 {"explain", "the sections"}},
     .options = {{"recipe", 'r', "RECIPE",
-                 "as the second word: show the value, every write in order, and what depends on it"},
+                 "the same as the second word: show the value, every write in order, and what depends on it"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"json", 0, "", "print one JSON object"}},
     .overrides = true,

@@ -39,7 +39,7 @@ int run_recipe_ls(Context& context) {
   if (!section.empty()) {
     const auto sections = preset_sections();
     if (std::find(sections.begin(), sections.end(), section) == sections.end())
-      fail(ErrorCode::usage, "no presets for `" + section + "`", did_you_mean(section, sections));
+      fail(ErrorCode::usage, "no presets for `" + section + "`", choices_help(section, sections));
   }
   const auto entries = section.empty() ? library.recipes() : library.presets(section);
   const auto methods = section.empty() ? library.methods() : std::vector<config::Library::Entry>();

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
 #include "train/records/metrics.hpp"
@@ -23,10 +24,7 @@ std::string step_text(const records::RunSummary& run) {
 }
 
 std::string loss_text(const std::optional<double>& loss) {
-  char text[32];
-  if (!loss) return "-";
-  std::snprintf(text, sizeof text, "%.4f", *loss);
-  return text;
+  return loss ? fixed(*loss, 4) : "-";
 }
 
 // The step of a logged value, if the run has continued since.
@@ -93,6 +91,7 @@ int run_runs_plot(Context& context) {
     }
   if (runs.empty()) fail(ErrorCode::not_found, "there are no runs in ./runs", "name run directories");
   const std::string file = args.value("output").value_or("runs.html");
+  refuse_other_content(file, "<!doctype html");
   write_file_durably(file, records::plot_html(runs));
   put(file + "\n");
   return 0;

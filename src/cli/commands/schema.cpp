@@ -44,7 +44,7 @@ int run_schema(Context& context) {
     std::vector<std::string> names;
     for (const auto& info : schema.sections())
       if (!info.name.empty()) names.push_back(info.name);
-    fail(ErrorCode::usage, "there is no section `" + name + "`", did_you_mean(name, names));
+    fail(ErrorCode::usage, "there is no section `" + name + "`", choices_help(name, names));
   }
   put(config::section_json_schema(schema, *section));
   return 0;

@@ -20,6 +20,22 @@ namespace capstan::cli {
 
 namespace {
 
+std::string schedule_name(const parallel::PipelineShape& shape) {
+  switch (shape.order) {
+    case config::PipelineSchedule::gpipe:
+      return "GPipe";
+    case config::PipelineSchedule::zb_h1:
+      return "ZB-H1";
+    case config::PipelineSchedule::zb_v:
+      return "ZB-V";
+    case config::PipelineSchedule::one_f_one_b:
+    case config::PipelineSchedule::interleaved:
+    case config::PipelineSchedule::pipedream:
+      break;
+  }
+  return shape.chunks > 1 ? "interleaved 1F1B" : "1F1B";
+}
+
 // The pipeline schedule of a step: idle time, micro-batches in flight, and a diagram as wide as the terminal.
 std::string pipeline_text(const config::Config& config) {
   const parallel::PipelineShape shape =
@@ -27,35 +43,42 @@ std::string pipeline_text(const config::Config& config) {
   const parallel::Schedule schedule = parallel::make_schedule(shape);
   const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
   const int64_t work = run.ticks - run.idle[0];
+  const bool separate = shape.separates_weight_gradients();
   std::string text =
-      std::string(shape.chunks > 1          ? "interleaved 1F1B"
-                  : shape.all_forward_first ? "GPipe"
-                                            : "1F1B") +
-      ": " + counted(shape.ranks, "pipeline rank") + ", " + counted(shape.chunks, "chunk") + " on each, " +
-      counted(shape.micro_batches, "micro-batch") + "\n" + std::to_string(run.ticks) +
-      " ticks; a forward pass takes 1, a backward pass 2; each rank is idle for " +
-      std::to_string(run.idle[0]) + " (bubble " +
+      schedule_name(shape) + ": " + counted(shape.ranks, "pipeline rank") + ", " +
+      counted(shape.chunks, "chunk") + " on each, " + counted(shape.micro_batches, "micro-batch") + "\n" +
+      std::to_string(run.ticks) + " ticks; " +
+      (separate ? "a forward pass, the input gradients and the weight gradients take 1 each"
+                : "a forward pass takes 1, a backward pass 2") +
+      "; each rank is idle for " + std::to_string(run.idle[0]) + " (bubble " +
       fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
       "% of the work)\nlargest number of " +
       (shape.chunks > 1 ? "(micro-batch, chunk) pairs" : "micro-batches") + " in flight, from rank 0:";
   for (const int64_t live : run.live) text += " " + std::to_string(live);
-  text += "\ndiagram, a column for each tick: 0 is the forward pass of micro-batch 0, [0] its backward pass" +
+  if (separate) {
+    text += "\nwith those that wait for their weight gradients, from rank 0:";
+    for (const int64_t held : run.held) text += " " + std::to_string(held);
+    text += "\nticks that each rank is idle between its first and its last action, from rank 0:";
+    for (const int64_t idle : run.idle_between) text += " " + std::to_string(idle);
+  }
+  text += "\ndiagram, a column for each tick: 0 is the forward pass of micro-batch 0, [0] its " +
+          std::string(separate ? "input gradients, w0 its weight gradients" : "backward pass") +
           std::string(shape.chunks > 1 ? ", with a letter for the chunk" : "") + "; . is idle\n";
   return text + parallel::draw(shape, schedule, run, std::max<int64_t>(40, terminal_columns() - 10));
 }
 
 // --grid, --schedule and --step, as many as were asked for, in this order.
 void show_layout(const Arguments& args, const config::Config& config, std::optional<int64_t> rank) {
-  const int64_t held_data = args.has("step") ? train::data_bytes_under_limit(config) : 0;
+  const train::HeldData data = args.has("step") ? train::held_data(config) : train::HeldData();
   std::string text;
   const auto add = [&](const char* flag, const auto& part) {
     if (args.has(flag)) text += (text.empty() ? "" : "\n") + part();
   };
   add("grid", [&] { return grid_text(train::mesh_sizes(config, config.dist.world_size), rank); });
   add("schedule", [&] { return pipeline_text(config); });
-  add("step", [&] { return step_text(config, rank, held_data); });
+  add("step", [&] { return step_text(config, rank, data); });
   put(text);
-  if (args.has("step")) train::check_memory_limit(config, held_data);
+  if (args.has("step")) train::check_memory_limit(config, data.bytes);
 }
 
 int run_show(Context& context) {

@@ -24,7 +24,7 @@ int serve_lines(Reply reply) {
       put(reply(line));
     } catch (const Error& error) {
       OrderedJson failure{{"error", error.message()}};
-      if (!error.help().empty()) failure["help"] = error.help();
+      if (!error.help().empty()) failure["help"] = with_flags(error.marked_help());
       put(dump_json(failure) + "\n");
       code = exit_code_of(error.code());
     }

@@ -5,6 +5,7 @@
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
 #include "sweep/report.hpp"
@@ -62,6 +63,7 @@ int run_sweep_plot(Context& context) {
   const sweep::Results results = results_of(context);
   const std::filesystem::path directory = context.args.word(0, "DIR");
   const std::string file = context.args.value("output").value_or((directory / "report.html").string());
+  refuse_other_content(file, "<!doctype html");
   write_file_durably(file, sweep::report_html(results, directory));
   put(file + "\n");
   return 0;

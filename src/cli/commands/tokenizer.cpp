@@ -18,6 +18,19 @@ namespace capstan::cli {
 
 namespace {
 
+// "reading 1.2 MB of 3.4 MB", "counting 1,000 words", "merging 10 of 4,096 tokens".
+std::string progress_text(const text::TrainProgress& now) {
+  const bool reads = now.phase == "reading";
+  const auto amount = [&](int64_t done) {
+    return reads ? human_bytes(static_cast<double>(done)) : with_separators(done);
+  };
+  return std::string(now.phase) + " " + amount(now.done) +
+         (now.total > 0 ? " of " + amount(now.total) : std::string()) +
+         (now.phase == "counting"  ? " words"
+          : now.phase == "merging" ? " tokens"
+                                   : "");
+}
+
 int workers(const Arguments& args) {
   return static_cast<int>(args.integer("workers", 0, 1024).value_or(0));
 }
@@ -88,10 +101,7 @@ int run_tokenizer_train(Context& context) {
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
   progress.line("training a tokenizer of " + std::to_string(options.vocab_size) + " tokens");
-  const auto report = [&](const text::TrainProgress& now) {
-    progress.status(std::string(now.phase) + " " + with_separators(now.done) +
-                    (now.total > 0 ? " of " + with_separators(now.total) : ""));
-  };
+  const auto report = [&](const text::TrainProgress& now) { progress.status(progress_text(now)); };
   Documents documents(args.words(), records, args.value("json-key").value_or("text"));
   const std::string text =
       text::train_bpe([&](std::string& document) { return documents.next(document); }, options, pool, report);

@@ -6,13 +6,28 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "parallel/schedule.hpp"
 #include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/step_measurement.hpp"
 
 namespace capstan::cli {
 
 namespace {
+
+// The bubble of a pipeline, as measured and as the schedule has it with equal times.
+std::string bubble_text(const config::Config& config, const train::StepMeasurement& step) {
+  const parallel::PipelineShape shape = train::pipeline_shape(config, step.micro_batches);
+  if (shape.ranks == 1 || train::backend_of(config.train.device).queues_work) return "";
+  const parallel::ScheduleRun run = parallel::simulate(shape, parallel::make_schedule(shape));
+  const auto percent = [](double part, double of) { return fixed(100 * part / of, 1) + "%"; };
+  const auto idle = static_cast<double>(run.idle.front());
+  return "pipeline of " + counted(step.micro_batches, "micro-batch") +
+         ": the ranks are idle or transfer for " + percent(step.bubble, 1) +
+         " of the time of their passes; simulated bubble " +
+         percent(idle, static_cast<double>(run.ticks) - idle) + "\n";
+}
 
 int run_trace(Context& context) {
   const Arguments& args = context.args;
@@ -25,6 +40,7 @@ int run_trace(Context& context) {
   train::refuse_missing_features(resolution.config);
   if (nproc > 1) return launch_ranks(context, nproc, false);
   const std::string file = args.value("output").value_or("trace.json");
+  refuse_other_content(file, "{");
   return run_in_world(context, resolution.config.resilience.timeout.seconds, [&](comm::World& world) {
     // A traced step takes seconds.
     const double gflops = train::backend_of(resolution.config.train.device).gemm_gflops;
@@ -35,7 +51,8 @@ int run_trace(Context& context) {
     const std::string ranks = world.size() > 1 ? " on each of " + counted(world.size(), "rank") : "";
     if (is_rank0)
       put(file + ": " + std::to_string(trace.events()) + " events of " + std::to_string(step.steps) +
-          " steps of " + resolution.recipe_name + ranks + " (https://ui.perfetto.dev opens it)\n");
+          " steps of " + resolution.recipe_name + ranks + " (https://ui.perfetto.dev opens it)\n" +
+          bubble_text(resolution.config, step));
     return 0;
   });
 }
@@ -60,7 +77,9 @@ const Command kTrace = {
         "copies\n"
         "has a row of its own, so that its overlap with the operations can be seen. The ranks of `--nproc` "
         "or\n"
-        "mpirun are in one file, each with its rows; their clocks begin at a common barrier. A run traces\n"
+        "mpirun are in one file, each with its rows; their clocks begin at a common barrier. Of a pipeline "
+        "on the\n"
+        "CPU the measured bubble is reported beside that of the schedule with equal times. A run traces\n"
         "itself with `profiling.trace=true` for the steps from profiling.profile_step_start to\n"
         "profile_step_end.\n",
     .overrides = true,

@@ -10,8 +10,10 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "train/records/run_dir.hpp"
 #include "train/setup/device.hpp"
 #include "train/trainer/recipe.hpp"
+#include "train/trainer/run_recorder.hpp"
 #include "train/trainer/trainer.hpp"
 
 namespace capstan::cli {
@@ -19,15 +21,9 @@ namespace capstan::cli {
 namespace {
 
 std::string resume_command(const Context& context, const Outcome& outcome) {
-  std::vector<std::string> command;
-  bool has_resume = false, has_directory = false;
-  for (const std::string& word : given_command(context)) {
-    has_resume = has_resume || word == "--resume" || word == "--resume=auto";
-    has_directory = has_directory || word == "--run-dir" || word.starts_with("--run-dir=");
-    command.push_back(word);
-  }
-  if (!has_directory) command.insert(command.end(), {"--run-dir", outcome.run_dir.string()});
-  if (!has_resume) command.emplace_back("--resume");
+  std::vector<std::string> command = given_command(context);
+  if (!context.args.has("run-dir")) command.insert(command.end(), {"--run-dir", outcome.run_dir.string()});
+  if (!context.args.has("resume")) command.emplace_back("--resume");
   return command_text(command);
 }
 
@@ -51,6 +47,37 @@ config::Resolution resolve_for_training(const Context& context, const std::strin
   }
 }
 
+// The number of ranks that the recipe or the command line asks for, if the launch has another one: the launch
+// decides. Empty: they agree.
+std::string other_world_size(const config::Resolution& resolution, int64_t ranks) {
+  const config::Origin* asked = nullptr;
+  for (const config::HistoryEntry& entry : resolution.history)
+    if (entry.path == "dist.world_size" && !entry.origin.written.empty()) asked = &entry.origin;
+  if (!asked || asked->written == std::to_string(ranks)) return {};
+  const bool cli = asked->kind == config::Origin::Kind::cli;
+  return (cli ? "the command line asks for " : "the recipe asks for ") + asked->written +
+         (asked->written == "1" ? " rank (" : " ranks (") +
+         (cli ? "dist.world_size=" + asked->written : asked->text) + "), this run has " +
+         std::to_string(ranks) + ": the launch decides, `--nproc` or mpirun";
+}
+
+// Starts the ranks, and records in run.json if they were killed.
+int train_on_ranks(const Context& context, const config::Resolution& resolution, int64_t ranks) {
+  const std::string since = records::utc_now();
+  std::string death;
+  const int code = launch_ranks(context, ranks, resolution.config.train.exit_signal_handler, &death);
+  if (death.empty()) return code;
+  try {
+    train::RunOptions options;
+    options.run_dir = context.args.value("run-dir").value_or("");
+    options.recipe = train::recipe_record(resolution, {}, {});
+    records::record_killed(train::run_directory(options), since, death);
+  } catch (const Error&) {
+    // The ranks have not begun a run, or its directory cannot be written.
+  }
+  return code;
+}
+
 int run_train(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
@@ -72,18 +99,14 @@ int run_train(Context& context) {
   // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
   const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;
   if (nproc && *nproc > 1 && named_device) train::check_device(resolution.config, 0);
-  if (nproc && *nproc > 1) return launch_ranks(context, *nproc, resolution.config.train.exit_signal_handler);
+  if (nproc && *nproc > 1) return train_on_ranks(context, resolution, *nproc);
 
   Progress progress(is_rank0 && !context.quiet(), context.color_err);
   progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
                 counted(ranks, "rank"));
   if (args.has("shrink")) progress.line(shrunk_summary(shrunk_from, resolution));
-  for (const config::HistoryEntry& entry : resolution.history)
-    if (!args.has("shrink") && entry.path == "dist.world_size" &&
-        entry.status != config::HistoryEntry::Status::effective && !entry.origin.written.empty() &&
-        entry.origin.written != std::to_string(ranks))
-      progress.line("the recipe asks for " + entry.origin.written + " ranks (" + entry.origin.text +
-                    "), this run has " + std::to_string(ranks));
+  if (const std::string other = args.has("shrink") ? "" : other_world_size(resolution, ranks); !other.empty())
+    progress.line(other);
 
   const double timeout = resolution.config.resilience.timeout.seconds;
   return run_in_world(context, timeout, [&](comm::World& world) {

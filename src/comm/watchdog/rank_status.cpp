@@ -19,7 +19,7 @@ namespace capstan::comm {
 
 struct alignas(alignof(Slot)) RankStatusTable::Header {
   // Identifies this layout of the memory.
-  static constexpr uint64_t kMagic = 0x626f6172'64303033;
+  static constexpr uint64_t kMagic = 0x72616e6b'73303034;  // "ranks004"
   std::atomic<uint64_t> magic;
   // Claim: 0 free, 1 taken, 2 the report is complete.
   std::atomic<int32_t> ranks, parent, claim;
@@ -43,11 +43,6 @@ void* map_shared(int fd, size_t bytes, const std::filesystem::path& path) {
   if (memory == MAP_FAILED) fail_system("cannot map the rank status table", path);
   return memory;
 }
-// Closes the file descriptor at the end of its scope.
-struct FileDescriptor {
-  int fd;
-  ~FileDescriptor() { ::close(fd); }
-};
 
 }  // namespace
 
@@ -83,7 +78,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
       ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-rank-status-XXXXXX").string();
   const int fd = ::mkostemp(name.data(), O_CLOEXEC);
   if (fd < 0) fail_system("cannot create the rank status table", name);
-  const FileDescriptor descriptor{fd};
+  const FileDescriptor descriptor(fd);
   const size_t bytes = sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot);
   void* memory = nullptr;
   try {
@@ -107,7 +102,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
 std::unique_ptr<RankStatusTable> RankStatusTable::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) fail_system("cannot open the rank status table", path);
-  const FileDescriptor descriptor{fd};
+  const FileDescriptor descriptor(fd);
   struct stat status {};
   if (::fstat(fd, &status) != 0) fail_system("cannot look at the rank status table", path);
   const auto bytes = static_cast<size_t>(status.st_size);

@@ -30,8 +30,8 @@ void TransferWatch::abort(const Error& error) noexcept {
   if (failure_) return;
   failure_ = error;
   for (WatchedTransfers* channel : channels_) channel->fail(error);
-  // NCCL frees memory when it aborts a communicator, and waits for the kernels of the others: all of them
-  // learn of the end first.
+  // One thread per channel: an abort of NCCL frees memory, which waits for the kernels of all communicators,
+  // so that they have to be aborted at the same time.
   std::vector<std::thread> threads;
   for (WatchedTransfers* channel : channels_) threads.emplace_back([channel] { channel->abort(); });
   for (std::thread& thread : threads) thread.join();

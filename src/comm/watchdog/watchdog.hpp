@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "comm/watchdog/failure_watch.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
 #include "comm/watchdog/transfer_watch.hpp"
-#include "comm/world.hpp"
 
 namespace capstan::comm {
 

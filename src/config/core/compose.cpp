@@ -53,7 +53,7 @@ Diagnostic& Composer::error(const char* code, std::string message, SourceLocatio
 }
 
 void Composer::unknown(const std::string& section, const std::string& key, SourceLocation location) {
-  // Near matches are for people; a file of a thousand unknown keys is not theirs.
+  // Suggests similar names for the first 50 unknown keys only, because each search takes time.
   out_.diagnostics.push_back(unknown_key(schema_, section, key, location, ++unknown_ <= 50));
 }
 
@@ -94,7 +94,9 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
     std::string key = first;
     if (section || alias_prefix(first)) {
       key = segments.size() > 1 ? segments[1].name : first;
-      if (path.segments.size() > 1 && path.location.length > static_cast<int>(first.size())) {
+      // The location is that of the key alone where the section is not written beside it, as in a preset.
+      if (segments.size() > 1 &&
+          path.location.length >= static_cast<int>(count_code_points(first + "." + key))) {
         location.column += static_cast<int>(first.size()) + 1;
         location.length = std::max(1, location.length - static_cast<int>(first.size()) - 1);
       }
@@ -111,19 +113,20 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
   target.spelling = spelling;
   target.rest.assign(segments.begin() + static_cast<std::ptrdiff_t>(used), segments.end());
   if (spelled == Schema::Spelling::old_name) {
-    auto& lint = error("C0602", "`" + spelling + "` is now called `" + field->path + "`", path.location);
-    lint.level = Level::warning;
-    lint.name = "deprecated_key";
-    lint.path = field->path;
+    auto& warning = error("C0602", "`" + spelling + "` is now called `" + field->path + "`", path.location);
+    warning.level = Level::warning;
+    warning.name = "deprecated_key";
+    warning.path = field->path;
     // A correction replaces the key alone or the full path, depending on the location of the diagnostic.
     const bool full_path = path.location.length == static_cast<int>(count_code_points(spelling));
     if (full_path || (section && section->name == field->section &&
                       path.location.length == static_cast<int>(count_code_points(segments[1].name))))
-      lint.replace(path.location, full_path ? field->path : field->name);
+      warning.replace(path.location, full_path ? field->path : field->name);
   } else if (!field->deprecated.empty()) {
-    auto& lint = error("C0602", "`" + field->path + "` is deprecated: " + field->deprecated, path.location);
-    lint.level = Level::warning;
-    lint.name = "deprecated_key";
+    auto& warning =
+        error("C0602", "`" + field->path + "` is deprecated: " + field->deprecated, path.location);
+    warning.level = Level::warning;
+    warning.name = "deprecated_key";
   }
   return target;
 }

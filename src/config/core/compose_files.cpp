@@ -11,6 +11,7 @@
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "config/core/composer.hpp"
+#include "config/core/external.hpp"
 
 namespace capstan::config {
 
@@ -21,9 +22,7 @@ namespace {
 // Help for a directory that is given as a recipe: what the directory holds, and how to use it.
 std::string directory_help(const std::string& name) {
   std::error_code ignored;
-  if (fs::exists(fs::path(name) / "config.json", ignored))
-    return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
-           "; or {new_recipe_from} hf:" + name;
+  if (const std::string help = model_as_recipe_help(name); !help.empty()) return help;
   if (fs::exists(fs::path(name) / "recipe.yaml", ignored))
     return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string();
   return "that is a directory; a recipe is a file in it, or a name";
@@ -119,9 +118,8 @@ void Composer::read_recipe() {
   if (name.empty())
     fail(ErrorCode::usage, "no recipe is given",
          "`capstan recipe ls` lists the recipes included with Capstan");
-  if (!text_ && (name.starts_with("hf:") || name.starts_with("gguf:")))
-    fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
-         "this names a model: a recipe takes it as model=" + name + "; or {new_recipe_from} " + name);
+  if (!text_ && is_external_model("model", name))
+    fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), model_as_recipe_help(name));
   int source = -1;
   Origin origin;
   origin.given = true;
@@ -267,7 +265,7 @@ void Composer::choose_entry() {
   });
   if (choices.empty() && !described) {
     const std::vector<std::string> names(models_.begin(), models_.end());
-    error("C0507", "`" + out_.recipe_name + "` trains a model that you choose, and none is chosen", {})
+    error("C0507", "`" + out_.recipe_name + "` needs a model, and none is given", {})
         .help("write `model=NAME`; there are settings for " + join(names, ", "))
         .help("another preset of `model` takes the settings that all models share");
   }
@@ -295,6 +293,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     if (cycle(identity, item, ring)) return;
     std::error_code ignored;
     const fs::path shown = fs::path(out_.sources[static_cast<size_t>(source)].name).parent_path() / item.text;
+    if (names_model(*file, item)) return;
     parent = read_named(*file, shown.lexically_normal().string(), item.location);
   } else {
     const auto found = library_.recipe(item.text);
@@ -302,6 +301,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
       std::vector<std::string> names;
       for (const auto& entries : {library_.recipes(), library_.methods()})
         for (const auto& entry : entries) names.push_back(entry.name);
+      if (names_model((fs::path(origin.root) / item.text).string(), item)) return;
       auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.location);
       for (const auto& near : near_matches(item.text, names)) problem.help("did you mean `" + near + "`?");
       std::error_code ignored;
@@ -326,6 +326,18 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
   ring.emplace_back(identity, item.location);
   if (auto tree = parse(*parent)) read_tree(*tree, *parent, next, ring);
   ring.pop_back();
+}
+
+// Reports a model of another program in place of a recipe.
+bool Composer::names_model(const std::string& file, const Node& item) {
+  std::error_code unknown;
+  const bool has_scheme = is_external_model("model", item.text);
+  if (!has_scheme && !fs::exists(fs::path(file) / "config.json", unknown)) return false;
+  error("C0501", not_found_text("recipe", shortened(item.text)), item.location)
+      .help((has_scheme ? "this names a model" : "a Hugging Face model is in that directory") +
+            std::string(": write `model: ") + (has_scheme ? "" : "hf:") + shortened(item.text) +
+            "` in place of `extends`");
+  return true;
 }
 
 bool Composer::cycle(const std::string& identity, const Node& item,
@@ -410,7 +422,9 @@ void Composer::include(const SectionInfo& section, const std::string& file, Sour
   }
   const auto source = read_named(path, shown, location);
   if (!source) return;
-  if (auto tree = parse(*source)) write_section(section, *tree, Write::Op::set, location);
+  const auto tree = parse(*source);
+  if (tree && !is_recipe(section, *tree, shown, location))
+    write_section(section, *tree, Write::Op::set, location);
 }
 
 void Composer::find_duplicates() {

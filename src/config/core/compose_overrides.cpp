@@ -57,7 +57,7 @@ void Composer::include_override(const ParsedOverride& one) {
   const auto source = read_named(file, one.file, one.value_location);
   if (!source) return;
   auto tree = parse(*source);
-  if (!tree) return;
+  if (!tree || (target->section && is_recipe(*target->section, *tree, one.file, one.location))) return;
   const Origin origin{directory_of(file), Layer::Precedence::file};
   out_.layers.push_back({Layer::Precedence::file, {}});
   layer_ = out_.layers.size() - 1;
@@ -137,11 +137,11 @@ void Composer::replace_earlier() {
           .help("keep one of them; the canonical name is `" + last.field->path + "`");
       continue;
     }
-    auto& lint = error("C0603", "this override is replaced by a later one", earlier.location);
-    lint.level = Level::warning;
-    lint.name = "unused_override";
-    lint.path = last.field->path;
-    lint.related(last.location, "this one counts");
+    auto& warning = error("C0603", "this override is replaced by a later one", earlier.location);
+    warning.level = Level::warning;
+    warning.name = "unused_override";
+    warning.path = last.field->path;
+    warning.related(last.location, "this one counts");
     out_.writes[i].take_back(layer_);
   }
 }
@@ -193,10 +193,11 @@ void Composer::reset(const ParsedPath& path, const Node* expected) {
     }
   }
   if (!any) {
-    auto& lint = error("C0603", "nothing sets `" + path.text() + "` explicitly, so there is nothing to reset",
-                       path.location);
-    lint.level = Level::warning;
-    lint.name = "unused_override";
+    auto& warning =
+        error("C0603", "nothing sets `" + path.text() + "` explicitly, so there is nothing to reset",
+              path.location);
+    warning.level = Level::warning;
+    warning.name = "unused_override";
     return;
   }
   for (auto& write : out_.writes)

@@ -13,6 +13,15 @@ namespace capstan::config {
 
 namespace {
 
+// The scheme with which a recipe names the model at a path: "hf:" for a directory with a config.json, "gguf:"
+// for a GGUF file. Empty: neither is there.
+std::string model_scheme(const std::string& directory, const std::string& name) {
+  const std::filesystem::path path = std::filesystem::path(directory) / name;
+  std::error_code unknown;
+  if (std::filesystem::exists(path / "config.json", unknown)) return "hf:";
+  return path.extension() == ".gguf" && std::filesystem::is_regular_file(path, unknown) ? "gguf:" : "";
+}
+
 template <class F>
 bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_own) {
   return std::any_of(soft.begin(), soft.end(),
@@ -32,8 +41,8 @@ void Composer::choose_presets() {
     out_.preset_of[section.index] = choice.preset;
     out_.layers.push_back({Layer::Precedence::preset, section.name + "/" + choice.preset});
     layer_ = out_.layers.size() - 1;
-    std::set<std::string> seen;
-    read_preset(section, choice.preset, choice.location, seen);
+    std::vector<std::string> chain;
+    read_preset(section, choice.preset, choice.location, chain);
   }
   // A section's own preset is stronger than what another section's preset says about it.
   std::vector<Write> soft = std::move(out_.writes);
@@ -71,6 +80,15 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   std::vector<std::string> names;
   for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
   const size_t colon = value.text.find(':');
+  const bool model = section.name == "model";
+  if (const std::string known = lower_case(value.text.substr(0, colon + 1));
+      model && colon != std::string::npos && (known == "hf:" || known == "gguf:")) {
+    const std::string right = known + value.text.substr(colon + 1);
+    preset_error(section, "`" + shortened(value.text) + "` names no model", value.location)
+        .help("a model of another program is named `" + shortened(right) + "`, in lower case")
+        .replace(value.location, right);
+    return false;
+  }
   // Names of presets contain no colon.
   if (colon != std::string::npos && colon > 0) {
     const std::string right = value.text.substr(0, colon) + ": " + value.text.substr(colon + 1);
@@ -83,11 +101,10 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   }
   auto& problem = preset_error(
       section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.location);
-  std::error_code unknown;
-  if (section.name == "model" &&
-      std::filesystem::exists(std::filesystem::path(request_.directory) / value.text / "config.json",
-                              unknown)) {
-    problem.help("a Hugging Face model is in the directory of that name: model=hf:" + value.text);
+  if (const std::string scheme = model ? model_scheme(request_.directory, value.text) : ""; !scheme.empty()) {
+    problem.help((scheme == "hf:" ? "a Hugging Face model is in the directory of that name: model="
+                                  : "the file of that name is a model: model=") +
+                 scheme + value.text);
     return false;
   }
   const std::string_view text = value.text;
@@ -109,9 +126,54 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   return false;
 }
 
+// A model that is given by a path without its scheme, or by a name of the Hugging Face Hub.
+bool Composer::is_unnamed_model(const SectionInfo& section, const std::string& name,
+                                SourceLocation location) {
+  if (section.name != "model") return false;
+  const std::filesystem::path file = std::filesystem::path(request_.directory) / name;
+  std::error_code unknown;
+  if (const std::string scheme = model_scheme(request_.directory, name); !scheme.empty()) {
+    error(
+        "C0001",
+        "`" + shortened(name) + "` is a " + (scheme == "hf:" ? "directory" : "GGUF file") + ", not a preset",
+        location)
+        .help((scheme == "hf:" ? "a Hugging Face model is in it: model=" : "as a model: model=") + scheme +
+              name);
+  } else if (std::filesystem::exists(file, unknown)) {
+    return false;
+  } else {
+    const bool yaml = file.extension() == ".yaml" || file.extension() == ".yml";
+    const std::string download =
+        yaml || !near_paths(name, file).empty() ? std::string() : download_help(file);
+    if (download.empty()) return false;
+    error("C0001", not_found_text(section.name, shortened(name)), location).help(download);
+  }
+  out_.malformed = true;
+  return true;
+}
+
+// A complete recipe in place of the fields of one section.
+bool Composer::is_recipe(const SectionInfo& section, const Node& tree, const std::string& name,
+                         SourceLocation location) {
+  if (tree.kind != Node::Kind::map) return false;
+  for (const std::string& key : tree.keys) {
+    const bool of_recipe = key == "models" || key == "unset" || schema_.find_section(key);
+    if (!of_recipe || key == "preset" || section.find(key)) continue;
+    preset_error(section,
+                 "`" + shortened(name) + "` is a recipe, with the section `" + key + "`, not a preset of `" +
+                     section.name + "`",
+                 location)
+        .help("a recipe is extended, `extends: " + shortened(name) + "`, or given as the first argument");
+    return true;
+  }
+  return false;
+}
+
 void Composer::read_preset(const SectionInfo& section, const std::string& name, SourceLocation location,
-                           std::set<std::string>& seen) {
-  if (!budget(location)) return;
+                           std::vector<std::string>& chain) {
+  if (!budget(location) ||
+      (!is_external_model(section.name, name) && is_path(name) && is_unnamed_model(section, name, location)))
+    return;
   std::optional<int> source;
   const bool cli =
       location.known() && out_.sources[static_cast<size_t>(location.source)].kind == Source::Kind::cli;
@@ -133,14 +195,6 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
     }
   } else if (is_path(name)) {
     std::string file = (std::filesystem::path(request_.directory) / name).string();
-    std::error_code unknown;
-    if (section.name == "model" &&
-        std::filesystem::exists(std::filesystem::path(file) / "config.json", unknown)) {
-      error("C0001", "`" + name + "` is a directory, not a preset", location)
-          .help("a Hugging Face model is in it: model=hf:" + name);
-      out_.malformed = true;
-      return;
-    }
     if (!cli && location.known()) {
       const Source& from = out_.sources[static_cast<size_t>(location.source)];
       const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory,
@@ -148,6 +202,13 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
       const auto allowed = inside(name, location.source, origin, location);
       if (!allowed) return;
       file = *allowed;
+    }
+    std::error_code unknown;
+    if (!std::filesystem::exists(file, unknown) && !unknown) {
+      error("C0001", not_found_text(section.name, shortened(name)), location)
+          .help(near_paths_help(near_paths(name, file)));
+      out_.malformed = true;
+      return;
     }
     source = read_named(file, cli ? name : file, location);
   } else {
@@ -162,15 +223,23 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
       source = read_named(found->file, found->name, location);
   }
   if (!source) return;
-  if (!seen.insert(name).second) {
-    error("C0501", "the preset `" + section.name + "/" + name + "` extends itself", location);
+  const auto first = std::find(chain.begin(), chain.end(), name);
+  const bool cycle = first != chain.end(), direct = cycle && first + 1 == chain.end();
+  if (cycle) {
+    std::string way;
+    for (auto one = first; one != chain.end(); ++one) way += *one + " → ";
+    error("C0501",
+          "the preset `" + section.name + "/" + name + "` extends itself" + (direct ? "" : ": " + way + name),
+          location)
+        .help(direct ? "remove this line" : "remove `extends` from one of these presets");
     return;
   }
+  chain.push_back(name);
   const auto tree = parse(*source);
-  if (!tree) return;
+  if (!tree || (is_path(name) && is_recipe(section, *tree, name, location))) return;
   if (const Node* extends = tree->find("extends")) {
     if (extends->kind == Node::Kind::scalar)
-      read_preset(section, extends->text, extends->location, seen);
+      read_preset(section, extends->text, extends->location, chain);
     else
       error("C0501", "`extends` of a preset expects the name of one preset", extends->location);
   }

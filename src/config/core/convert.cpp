@@ -170,11 +170,12 @@ class Converter {
     for (size_t i = 0; i < node.items.size(); ++i) {
       const size_t opens = node.keys[i].find("${");
       if (opens != std::string::npos && node.keys[i].find('}', opens) != std::string::npos) {
-        auto& lint = error("C0605", "`" + shown(node.keys[i]) + "` is a key, and keys are taken as written",
-                           node, "only values are interpolated; write the key itself");
-        if (i < node.key_locations.size()) lint.location = node.key_locations[i];
-        lint.level = Level::warning;
-        lint.name = "interpolated_key";
+        auto& warning =
+            error("C0605", "`" + shown(node.keys[i]) + "` is a key, and keys are taken as written", node,
+                  "only values are interpolated; write the key itself");
+        if (i < node.key_locations.size()) warning.location = node.key_locations[i];
+        warning.level = Level::warning;
+        warning.name = "interpolated_key";
       }
       auto item = run(*type.element, node.items[i], path + "." + node.keys[i]);
       if (item)
@@ -250,10 +251,10 @@ class Converter {
   // Python's None is a text here, and hardly the name of a directory.
   void none_as_text(const Type& type, const Node& node, const std::string& path) {
     if (node.quoted || node.raw || !type.optional || (node.text != "None" && node.text != "none")) return;
-    auto& lint = error("C0601", "`" + path + "` is the text `" + node.text + "`", node,
-                       "to leave it unset write `null`; for the text write it in quotes");
-    lint.level = Level::warning;
-    lint.name = "none_as_text";
+    auto& warning = error("C0601", "`" + path + "` is the text `" + node.text + "`", node,
+                          "to leave it unset write `null`; for the text write it in quotes");
+    warning.level = Level::warning;
+    warning.name = "none_as_text";
   }
 
   std::optional<Value> scalar(const Type& type, const Node& node, const std::string& path) {

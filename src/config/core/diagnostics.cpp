@@ -60,7 +60,18 @@ Palette palette(Level level, bool color) {
   return {paint, "\033[1m", "\033[1;34m", "\033[0m"};
 }
 
-// The line with everything that would move or color the terminal replaced; one column for each character.
+// Returns the diagnostic with the control characters of names and values escaped.
+Diagnostic for_terminal(Diagnostic diagnostic) {
+  const auto escape = [](std::string& text) { text = escape_controls(text); };
+  escape(diagnostic.message);
+  escape(diagnostic.label);
+  for (std::string& note : diagnostic.notes) escape(note);
+  for (std::string& help : diagnostic.helps) escape(help);
+  for (Diagnostic::Label& label : diagnostic.also) escape(label.text);
+  return diagnostic;
+}
+
+// Returns the line with terminal control characters replaced; each character takes one column.
 std::string printable(std::string_view line) {
   std::string result;
   for (size_t i = 0; i < line.size();) {
@@ -117,7 +128,8 @@ void snippet(std::string& out, const SourceLocation& where, const std::string& l
          colors.off + "\n";
 }
 
-std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sources, bool color) {
+std::string human(const Diagnostic& given, const std::vector<Source>& sources, bool color) {
+  const Diagnostic diagnostic = for_terminal(given);
   const Palette colors = palette(diagnostic.level, color);
   std::string out = std::string(colors.level) + std::string(level_name(diagnostic.level));
   if (!diagnostic.code.empty()) out += "[" + diagnostic.code + "]";
@@ -128,7 +140,8 @@ std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sourc
     if (label.location.known()) gutter = std::max(gutter, std::to_string(label.location.line).size());
   const std::string blank(gutter, ' ');
   if (diagnostic.location.known()) {
-    out += blank + colors.frame + "--> " + colors.off + location_text(diagnostic.location, sources) + "\n";
+    out += blank + colors.frame + "--> " + colors.off +
+           escape_name(location_text(diagnostic.location, sources)) + "\n";
     snippet(out, diagnostic.location, diagnostic.label, '^', gutter, sources, colors, colors.level);
   }
   for (const auto& label : diagnostic.also) {
@@ -136,7 +149,8 @@ std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sourc
       out += blank + colors.frame + " = " + colors.off + label.text + "\n";
       continue;
     }
-    out += blank + colors.frame + "::: " + colors.off + location_text(label.location, sources) + "\n";
+    out += blank + colors.frame + "::: " + colors.off + escape_name(location_text(label.location, sources)) +
+           "\n";
     snippet(out, label.location, label.text, '-', gutter, sources, colors, colors.frame);
   }
   if (diagnostic.location.known() && (!diagnostic.notes.empty() || !diagnostic.helps.empty()))
@@ -157,13 +171,16 @@ std::string human(const Diagnostic& diagnostic, const std::vector<Source>& sourc
   return out;
 }
 
-std::string compact(const Diagnostic& diagnostic, const std::vector<Source>& sources) {
-  std::string out = location_text(diagnostic.location, sources);
+// Always one line.
+std::string compact(const Diagnostic& given, const std::vector<Source>& sources) {
+  const Diagnostic diagnostic = for_terminal(given);
+  std::string out = escape_name(location_text(diagnostic.location, sources));
   if (!out.empty()) out += ": ";
   out += level_name(diagnostic.level);
   if (!diagnostic.code.empty()) out += "[" + diagnostic.code + "]";
   out += ": " + diagnostic.message;
   for (const auto& help : diagnostic.helps) out += " (" + help.substr(0, help.find('\n')) + ")";
+  std::replace(out.begin(), out.end(), '\n', ' ');
   return out + "\n";
 }
 

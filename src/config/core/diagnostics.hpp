@@ -49,7 +49,7 @@ struct Diagnostic {
   Level level = Level::error;
   // Code such as "C0102".
   std::string code;
-  // Name of a lint or rule, such as "unused_override".
+  // Name of a warning or rule, such as "unused_override".
   std::string name;
   std::string message;
   SourceLocation location;

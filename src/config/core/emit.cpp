@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/text.hpp"
+#include "base/utf8.hpp"
 #include "config/core/external.hpp"
 
 namespace capstan::config {
@@ -71,7 +72,7 @@ bool needs_double_quotes(std::string_view text) {
   return text.find("\xC2\x85") != std::string_view::npos ||
          text.find("\xE2\x80\xA8") != std::string_view::npos ||
          text.find("\xE2\x80\xA9") != std::string_view::npos ||
-         text.find("\xEF\xBB\xBF") != std::string_view::npos ||
+         text.find(kByteOrderMark) != std::string_view::npos ||
          text.find("\xEF\xBF\xBE") != std::string_view::npos ||
          text.find("\xEF\xBF\xBF") != std::string_view::npos;
 }
@@ -99,7 +100,7 @@ std::string double_quoted(std::string_view text) {
       out += "\\u2028", i += 2;
     else if (rest.starts_with("\xE2\x80\xA9"))
       out += "\\u2029", i += 2;
-    else if (rest.starts_with("\xEF\xBB\xBF"))
+    else if (rest.starts_with(kByteOrderMark))
       out += "\\uFEFF", i += 2;
     else if (rest.starts_with("\xEF\xBF\xBE"))
       out += "\\uFFFE", i += 2;

@@ -26,6 +26,15 @@ std::string relative_name(std::string_view name, std::string_view absolute,
   return std::string(scheme) + target.lexically_relative(directory).string();
 }
 
+std::string model_as_recipe_help(const std::string& name) {
+  if (is_external_model("model", name))
+    return "this names a model: a recipe takes it as model=" + name + "; or {new_recipe_from} " + name;
+  std::error_code unknown;
+  if (!std::filesystem::exists(std::filesystem::path(name) / "config.json", unknown)) return {};
+  return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
+         "; or {new_recipe_from} hf:" + name;
+}
+
 void read_external_models_with(std::string (*reader)(const std::string& name)) {
   reader_in_use = reader;
 }

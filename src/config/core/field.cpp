@@ -10,20 +10,23 @@
 
 namespace capstan::config {
 
+template <>
+struct EnumNames<Effect> {
+  static constexpr EnumEntry<Effect> list[] = {
+      {Effect::math, "math", "numerics (math): the numbers of the training run"},
+      {Effect::perf, "perf", "speed (perf): how fast it runs"},
+      {Effect::memory, "memory", "memory: what it needs"},
+      {Effect::io, "io", "output (io): the files read and written"},
+      {Effect::log, "log", "output (log): what is reported"},
+  };
+};
 std::string_view effect_name(Effect effect) {
-  switch (effect) {
-    case Effect::math:
-      return "math";
-    case Effect::perf:
-      return "perf";
-    case Effect::memory:
-      return "memory";
-    case Effect::io:
-      return "io";
-    case Effect::log:
-      return "log";
-  }
-  return "math";
+  return enum_name(effect);
+}
+std::string_view effect_text(Effect effect) {
+  for (const auto& entry : EnumNames<Effect>::list)
+    if (entry.value == effect) return entry.doc;
+  return "";
 }
 
 std::string Secret::read() const {
@@ -300,11 +303,11 @@ Field& Field::example(std::string text) {
   return *this;
 }
 Field& Field::unsupported(std::string reason) {
-  info_->unsupported.push_back({std::move(reason), {}});
+  info_->unsupported.push_back({std::move(reason), {}, {}});
   return *this;
 }
 Field& Field::unsupported(std::string reason, bool (*applies)(const Value&)) {
-  info_->unsupported.push_back({std::move(reason), applies});
+  info_->unsupported.push_back({std::move(reason), applies, {}});
   return *this;
 }
 Field& Field::add_condition(std::string text, std::function<bool(const void*)> holds) {
@@ -336,12 +339,16 @@ Violation& Violation::help(std::string text) {
   help_text = std::move(text);
   return *this;
 }
+Violation& Violation::if_given() {
+  only_if_given = true;
+  return *this;
+}
 Violation& RuleReport::error(std::string message) {
   violations.emplace_back().message = std::move(message);
   return violations.back();
 }
-Violation& RuleReport::lint(std::string message) {
-  error(std::move(message)).lint = true;
+Violation& RuleReport::warning(std::string message) {
+  error(std::move(message)).warning = true;
   return violations.back();
 }
 
@@ -486,7 +493,8 @@ std::vector<MissingFeature> missing_features(const Schema& schema, const void* r
     if (field->unsupported.empty() || !schema.sections()[field->section_index].at(root)) continue;
     const Value value = schema.load(root, *field);
     for (const auto& feature : field->unsupported)
-      if (feature.applies ? feature.applies(value) : value != field->default_value)
+      if (feature.applies_to ? feature.applies_to(root)
+                             : (feature.applies ? feature.applies(value) : value != field->default_value))
         result.push_back({field->path, value, feature.reason});
   }
   return result;

@@ -50,6 +50,8 @@ namespace capstan::config {
 // large; io: files read and written; log: what is reported.
 enum class Effect : uint8_t { math, perf, memory, io, log };
 std::string_view effect_name(Effect effect);
+// For readers, the name among its words: "numerics (math): the numbers of the training run".
+std::string_view effect_text(Effect effect);
 
 // How numbers of a field may be written (beside the C++ type).
 enum class NumberForm : uint8_t {
@@ -113,19 +115,21 @@ struct Type {
 struct FieldInfo;
 
 // "without effect unless": the field is read only where the condition holds. On an explicit value that
-// differs from the default it is an error for Effect::math fields and a lint for the others.
+// differs from the default it is an error for Effect::math fields and a warning for the others.
 struct Condition {
   // "`model.num_moe_experts` is set"
   std::string text;
   std::function<bool(const void* root)> holds;
 };
 
-// A value that check accepts and train refuses by name, because the engine lacks the feature.
+// A value that check accepts and train refuses by name, because the feature is not supported.
 struct UnsupportedFeature {
   // The missing feature: "virtual pipeline stages"
   std::string reason;
   // Whether the value needs the feature. Empty: any value but the default does.
   std::function<bool(const Value&)> applies;
+  // Whether the configuration needs the feature, where that depends on other fields too. Empty: see applies.
+  std::function<bool(const void*)> applies_to;
 };
 
 struct FieldInfo {
@@ -150,7 +154,7 @@ struct FieldInfo {
   std::string deprecated;
   // Other spellings of this field; with a dot: absolute, else in the same section.
   std::vector<std::string> aliases;
-  // Earlier names, which are accepted with a `deprecated_key` lint.
+  // Earlier names, which are accepted with a `deprecated_key` warning.
   std::vector<std::string> old_names;
   // Names in other tools: suggested, not accepted.
   std::vector<std::string> known_as;
@@ -216,6 +220,13 @@ class Field {
   // Any value but the default.
   Field& unsupported(std::string reason);
   Field& unsupported(std::string reason, bool (*applies)(const Value&));
+  template <class Root>
+  Field& unsupported_when(std::string reason, bool (*applies)(const Root&)) {
+    info_->unsupported.push_back({std::move(reason), {}, [applies](const void* root) {
+                                    return applies(*static_cast<const Root*>(root));
+                                  }});
+    return *this;
+  }
   // used_when<Config>("`model.num_moe_experts` is set", [](const Config& c) { return
   // c.model.num_moe_experts.has_value(); })
   template <class Root>
@@ -498,6 +509,8 @@ class Violation {
   Violation& operand(std::string expression, std::string value);
   // "nearest legal values: 1024 and 960"
   Violation& help(std::string text);
+  // Report it only if the user gives the field of at(), be it its default.
+  Violation& if_given();
   struct Operand {
     // value: empty for a path.
     std::string name, value;
@@ -505,14 +518,14 @@ class Violation {
   };
   std::string message, help_text, pointed;
   std::vector<Operand> operands;
-  bool lint = false;
+  bool warning = false, only_if_given = false;
 };
 
 class RuleReport {
  public:
   // "`train.global_batch_size` is not a multiple of …", lower case, no full stop.
   Violation& error(std::string message);
-  Violation& lint(std::string message);
+  Violation& warning(std::string message);
   std::deque<Violation> violations;
 };
 
@@ -578,8 +591,8 @@ class Schema {
     return info;
   }
 
-  // Leaves at the top of the recipe: s.root<Config>([](Section<Config>& r) { r.field("name",
-  // &Config::name).doc("…"); });
+  // Fields at the top of the recipe:
+  //   s.root<Config>([](Section<Config>& r) { r.field("name", &Config::name).doc("…"); });
   template <class Root>
   void root(void (*describe_root)(Section<Root>&)) {
     SectionInfo& info = add_section("");

@@ -9,6 +9,7 @@
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "config/core/composer.hpp"
+#include "config/core/external.hpp"
 #include "config/core/tree.hpp"
 
 namespace capstan::config {
@@ -168,6 +169,8 @@ void fail_no_recipe(const Library& library, std::string_view name, std::string o
   for (const auto& entries : {library.recipes(), library.methods()})
     for (const auto& entry : entries) names.push_back(entry.name);
   const std::string near = near_paths_help(near_matches(name, names));
+  if (const std::string model = model_as_recipe_help(std::string(name)); !model.empty())
+    fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), model);
   if (otherwise.empty()) otherwise = "`capstan recipe ls` lists the names";
   fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near.empty() ? otherwise : near);
 }

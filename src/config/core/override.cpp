@@ -36,7 +36,7 @@ bool ident(char c) {
   return ident_start(c) || is_digit(c) || c == '-';
 }
 
-// Smart quotes that a text processor has put in: the byte offset of the first.
+// Returns the byte offset of the first typographic quotation mark, which a text processor may have inserted.
 std::optional<size_t> smart_quote(std::string_view text) {
   for (const std::string_view quote : {"\u201c", "\u201d", "\u2018", "\u2019", "\u00ab", "\u00bb"})
     if (const size_t at = text.find(quote); at != std::string_view::npos) return at;

@@ -45,7 +45,7 @@ int64_t Node::size() const {
 }
 
 std::string normalized(std::string text) {
-  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   if (text.find('\r') == std::string::npos) return text;
   size_t out = 0;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -63,7 +63,8 @@ void Resolver::check_rules() {
     for (const auto& violation : found.violations) {
       // A value without effect that a preset or recipe of the program brought is not the user's to remove.
       const FieldEntry* pointed = violation.pointed.empty() ? nullptr : entry_of(violation.pointed);
-      if (violation.lint && pointed && pointed->winner && is_builtin_write(*pointed->winner) &&
+      if (violation.only_if_given && !(pointed && is_given(*pointed))) continue;
+      if (violation.warning && pointed && pointed->winner && is_builtin_write(*pointed->winner) &&
           (!is_explicit(*pointed->winner) || is_builtin_base(*pointed->winner)))
         continue;
       std::vector<Violation::Operand> operands;
@@ -76,7 +77,7 @@ void Resolver::check_rules() {
         for (const auto& path : rule.reads)
           if (path != violation.pointed) operands.push_back({path, {}, true});
       auto& problem =
-          report(violation.lint ? Level::warning : Level::error, rule.code.c_str(), violation.message);
+          report(violation.warning ? Level::warning : Level::error, rule.code.c_str(), violation.message);
       problem.name = rule.name;
       problem.path = violation.pointed;
       // Point at what the user can change: the operand named by the rule, else the one set with the highest
@@ -123,6 +124,20 @@ bool Resolver::is_builtin_base(const Write& write) const {
           !std::all_of(composed_.sources.begin(), composed_.sources.end(), embedded));
 }
 
+bool Resolver::is_given(const FieldEntry& entry) {
+  if (!entry.winner || !is_explicit(*entry.winner) || is_builtin_write(*entry.winner)) return false;
+  if (schema_.load(root_, *entry.field) != entry.field->default_value) return true;
+  const int source = entry.winner->location.source;
+  if (source >= 0 && composed_.sources[static_cast<size_t>(source)].kind == Source::Kind::cli) return true;
+  int64_t fields = 0, written = 0;
+  for (const FieldEntry& other : entries_) {
+    if (other.field->section_index != entry.field->section_index) continue;
+    ++fields;
+    if (other.winner && other.winner->location.source == source) ++written;
+  }
+  return 2 * written <= fields;
+}
+
 void Resolver::check_effects() {
   for (auto& entry : entries_) {
     if (entry.failed || entry.dropped || !entry.winner || !is_explicit(*entry.winner) ||
@@ -135,8 +150,11 @@ void Resolver::check_effects() {
         if (!unmet && !condition.holds(root_)) unmet = &condition;
     if (!unmet) continue;
     const Value value = schema_.load(root_, *entry.field);
-    if (value == entry.field->default_value || value == derived_value(entry)) continue;
-    const bool error = entry.field->effect == Effect::math;
+    // A default that the user gives has no effect either, unless it says that something is off.
+    const bool is_default = value == entry.field->default_value;
+    const bool is_off = value.is_null() || (value.kind == Value::Kind::boolean && !value.boolean);
+    if (is_default ? is_off || !is_given(entry) : value == derived_value(entry)) continue;
+    const bool error = entry.field->effect == Effect::math && !is_default;
     auto& problem = report(error ? Level::error : Level::warning, error ? "C0604" : "C0606",
                            "`" + entry.field->path + "` has no effect here", entry.winner->location);
     problem.name = error ? "no_effect" : "unused_value";

@@ -53,9 +53,9 @@ void Resolver::record() {
     if (section_on(*entry.field)) out_.origins[entry.field->path] = make_origin(entry);
     for (const Write* write : entry.writes) {
       HistoryEntry history{entry.field->path, write_origin(*write), HistoryEntry::Status::effective};
-      if (entry.dropped)
-        history.status = HistoryEntry::Status::dropped;
-      else if (entry.superseded)
+      if (entry.dropped) history.status = HistoryEntry::Status::dropped;
+      // The number of ranks of the launch replaces every value.
+      else if (entry.superseded || entry.from_world_size)
         history.status = HistoryEntry::Status::replaced;
       else if (write->dead)
         history.status = HistoryEntry::Status::reset;

@@ -73,6 +73,9 @@ class Resolver {
   const Layer& layer(const Write& write) const { return composed_.layers[write.layer]; }
   bool is_explicit(const Write& write) const { return layer(write).precedence != Layer::Precedence::preset; }
   bool section_on(const FieldInfo& field) const;
+  // Whether the user gives the field, in a file or on the command line. A default is not given by a file that
+  // has most fields of its section, as `show` writes them.
+  bool is_given(const FieldEntry& entry);
   // Whether a value is in a file that is built into Capstan. If such a value is dropped because the user
   // chose another variant, the user has nothing to remove, so it is not reported.
   bool is_builtin(const SourceLocation& location) const;

@@ -3,24 +3,33 @@
 #include <algorithm>
 #include <cmath>
 
+#include "config/sections/moe_layers.hpp"
+
 namespace capstan::config {
 
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme) {
   const bool parts = adapts_parts(scheme);
   std::vector<std::string> names;
-  if (parts)
+  if (model.multi_latent_attention && model.q_lora_rank)
+    names = {"self_attention.linear_q_down_proj", "self_attention.linear_q_up_proj"};
+  else if (model.multi_latent_attention)
+    names = {"self_attention.linear_q_proj"};
+  if (model.multi_latent_attention)
+    names.insert(names.end(), {"self_attention.linear_kv_down_proj", "self_attention.linear_kv_up_proj"});
+  else if (parts)
     names = {"self_attention.linear_q", "self_attention.linear_k", "self_attention.linear_v"};
   else
     names = {"self_attention.linear_qkv"};
   names.emplace_back("self_attention.linear_proj");
+  std::vector<std::string> dense = names;
   if (parts && model.gated_linear_unit)
-    names.insert(names.end(), {"mlp.linear_fc1_gate", "mlp.linear_fc1_up"});
+    dense.insert(dense.end(), {"mlp.linear_fc1_gate", "mlp.linear_fc1_up"});
   else
-    names.emplace_back("mlp.linear_fc1");
-  names.emplace_back("mlp.linear_fc2");
+    dense.emplace_back("mlp.linear_fc1");
+  dense.emplace_back("mlp.linear_fc2");
   std::vector<std::string> paths;
   for (int64_t layer = 0; layer < model.num_layers; ++layer)
-    for (const std::string& name : names)
+    for (const std::string& name : is_moe_layer(model, layer) ? names : dense)
       paths.push_back("decoder.layers." + std::to_string(layer) + "." + name);
   return paths;
 }
@@ -71,7 +80,9 @@ bool matches_layer(std::string_view name_or_pattern, std::string_view path) {
 
 bool adapts(const PeftConfig& peft, std::string_view path) {
   const auto matches = [&](const std::string& name) { return matches_layer(name, path); };
-  return std::any_of(peft.target_modules.begin(), peft.target_modules.end(), matches) &&
+  // The shared expert has the layers of an MLP, but no adapters.
+  return path.find(".shared_experts.") == std::string_view::npos &&
+         std::any_of(peft.target_modules.begin(), peft.target_modules.end(), matches) &&
          std::none_of(peft.exclude_modules.begin(), peft.exclude_modules.end(), matches);
 }
 

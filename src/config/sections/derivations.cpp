@@ -9,18 +9,29 @@
 #include "base/text.hpp"
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/pipeline_layout.hpp"
+#include "config/sections/rotary.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
 
 namespace {
 
+bool scales_as_yarn(const ModelConfig& m) {
+  return m.position_embedding_type == PositionEmbedding::rope && m.rope_scaling &&
+         m.rope_scaling_type == RopeScaling::yarn;
+}
+
 void derive_model(Schema& s) {
-  s.derive<Config>("model.kv_channels", "model.hidden_size / model.num_attention_heads", [](Config& c) {
-    const auto& m = c.model;
-    if (m.num_attention_heads > 0 && m.hidden_size % m.num_attention_heads == 0)
-      c.model.kv_channels = m.hidden_size / m.num_attention_heads;
-  });
+  s.derive<Config>("model.kv_channels",
+                   "model.hidden_size / model.num_attention_heads; with model.multi_latent_attention "
+                   "model.qk_head_dim + model.qk_pos_emb_head_dim",
+                   [](Config& c) {
+                     const auto& m = c.model;
+                     if (m.multi_latent_attention)
+                       c.model.kv_channels = m.qk_head_dim + m.qk_pos_emb_head_dim;
+                     else if (m.num_attention_heads > 0 && m.hidden_size % m.num_attention_heads == 0)
+                       c.model.kv_channels = m.hidden_size / m.num_attention_heads;
+                   });
   s.derive<Config>("model.num_query_groups", "model.num_attention_heads",
                    [](Config& c) { c.model.num_query_groups = c.model.num_attention_heads; });
   s.derive<Config>("model.ffn_hidden_size",
@@ -39,25 +50,33 @@ void derive_model(Schema& s) {
           c.model.padded_vocab_size = round_up(c.model.vocab_size, c.model.make_vocab_size_divisible_by);
       });
   s.derive<Config>("model.softmax_scale",
-                   "1 / sqrt(model.kv_channels); with model.multi_latent_attention of model.qk_head_dim + "
-                   "model.qk_pos_emb_head_dim",
+                   "1 / sqrt(model.kv_channels); with model.multi_latent_attention and "
+                   "model.rope_scaling_mscale_all_dim m times mscale(model.rope_scaling_factor, m) squared",
                    [](Config& c) {
-                     const auto& m = c.model;
-                     if (!m.multi_latent_attention && !m.kv_channels) return;
-                     const int64_t width =
-                         m.multi_latent_attention ? m.qk_head_dim + m.qk_pos_emb_head_dim : *m.kv_channels;
-                     c.model.softmax_scale = 1.0 / std::sqrt(static_cast<double>(width));
+                     auto& m = c.model;
+                     if (!m.kv_channels) return;
+                     m.softmax_scale = 1.0 / std::sqrt(static_cast<double>(*m.kv_channels));
+                     if (!m.multi_latent_attention || !scales_as_yarn(m) || !m.rope_scaling_mscale_all_dim)
+                       return;
+                     const double factor = yarn_mscale(m.rope_scaling_factor, *m.rope_scaling_mscale_all_dim);
+                     *m.softmax_scale *= factor * factor;
                    });
   s.derive<Config>(
       "model.rope_scaling_attention_factor",
-      "1 up to a model.rope_scaling_factor of 1; yarn: 0.1 ln(factor) + 1; longrope: sqrt(1 + "
-      "ln(factor) / ln(model.rope_scaling_original_max_position_embeddings))",
+      "1 up to a model.rope_scaling_factor of 1; yarn: mscale(factor, 1) = 0.1 ln(factor) + 1, or "
+      "mscale(factor, model.rope_scaling_mscale) / mscale(factor, model.rope_scaling_mscale_all_dim); "
+      "longrope: sqrt(1 + ln(factor) / ln(model.rope_scaling_original_max_position_embeddings))",
       [](Config& c) {
         auto& m = c.model;
         if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
         const double longer = std::log(std::max(1.0, m.rope_scaling_factor));
         const auto original = static_cast<double>(m.rope_scaling_original_max_position_embeddings);
-        if (m.rope_scaling_type == RopeScaling::yarn)
+        if (m.rope_scaling_type == RopeScaling::yarn && m.rope_scaling_mscale &&
+            m.rope_scaling_mscale_all_dim)
+          m.rope_scaling_attention_factor =
+              yarn_mscale(m.rope_scaling_factor, *m.rope_scaling_mscale) /
+              yarn_mscale(m.rope_scaling_factor, *m.rope_scaling_mscale_all_dim);
+        else if (m.rope_scaling_type == RopeScaling::yarn)
           m.rope_scaling_attention_factor = 0.1 * longer + 1;
         else if (m.rope_scaling_type == RopeScaling::longrope)
           m.rope_scaling_attention_factor = original > 1 ? std::sqrt(1 + longer / std::log(original)) : 1;
@@ -68,6 +87,11 @@ void derive_model(Schema& s) {
                    [](Config& c) { c.model.add_mlp_bias = c.model.add_bias_linear; });
   s.derive<Config>("model.embedding_init_method_std", "model.init_method_std",
                    [](Config& c) { c.model.embedding_init_method_std = c.model.init_method_std; });
+  s.derive<Config>("model.latent_layernorm_epsilon",
+                   "model.layernorm_epsilon where model.multi_latent_attention is true", [](Config& c) {
+                     if (c.model.multi_latent_attention)
+                       c.model.latent_layernorm_epsilon = c.model.layernorm_epsilon;
+                   });
   s.derive<Config>("model.recompute_method", "uniform where model.recompute_granularity is full",
                    [](Config& c) {
                      if (c.model.recompute_granularity == RecomputeGranularity::full)
@@ -126,7 +150,8 @@ void derive_pipeline(Schema& s) {
       "stages of dist.pipeline_model_parallel_layout / dist.pipeline_model_parallel_size, or "
       "model.num_layers (with "
       "dist.account_for_embedding_in_pipeline_split and dist.account_for_loss_in_pipeline_split) / "
-      "dist.pipeline_model_parallel_size / dist.num_layers_per_virtual_pipeline_stage",
+      "dist.pipeline_model_parallel_size / dist.num_layers_per_virtual_pipeline_stage, or 2 where "
+      "dist.pipeline_schedule is zb_v",
       [](Config& c) {
         auto& d = c.dist;
         const int64_t pp = d.pipeline_model_parallel_size;
@@ -142,6 +167,8 @@ void derive_pipeline(Schema& s) {
           const int64_t each = *d.num_layers_per_virtual_pipeline_stage;
           if (units % pp == 0 && units / pp % each == 0 && units / pp / each > 1)
             d.virtual_pipeline_model_parallel_size = units / pp / each;
+        } else if (d.pipeline_schedule == PipelineSchedule::zb_v) {
+          d.virtual_pipeline_model_parallel_size = 2;
         }
       });
   s.derive<Config>(
@@ -171,12 +198,14 @@ void derive_pipeline(Schema& s) {
         if (const auto stages = pipeline_stages(c))
           c.dist.pipeline_model_parallel_layout = pipeline_layout_text(*stages);
       });
-  s.derive<Config>("dist.microbatch_group_size_per_vp_stage",
-                   "dist.pipeline_model_parallel_size where dist.virtual_pipeline_model_parallel_size is set",
-                   [](Config& c) {
-                     if (c.dist.virtual_pipeline_model_parallel_size)
-                       c.dist.microbatch_group_size_per_vp_stage = c.dist.pipeline_model_parallel_size;
-                   });
+  s.derive<Config>(
+      "dist.microbatch_group_size_per_vp_stage",
+      "dist.pipeline_model_parallel_size where dist.virtual_pipeline_model_parallel_size is set "
+      "and dist.pipeline_schedule is not zb_v",
+      [](Config& c) {
+        if (c.dist.virtual_pipeline_model_parallel_size && c.dist.pipeline_schedule != PipelineSchedule::zb_v)
+          c.dist.microbatch_group_size_per_vp_stage = c.dist.pipeline_model_parallel_size;
+      });
   s.derive<Config>("dist.pipeline_schedule",
                    "1f1b where dist.pipeline_model_parallel_size is above 1, interleaved_1f1b where "
                    "dist.virtual_pipeline_model_parallel_size is too",
@@ -187,12 +216,13 @@ void derive_pipeline(Schema& s) {
                                                     : PipelineSchedule::one_f_one_b;
                    });
   s.derive<Config>("comm_overlap.overlap_p2p_comm",
-                   "true where dist.pipeline_model_parallel_size and "
-                   "dist.virtual_pipeline_model_parallel_size are above 1",
+                   "true where dist.pipeline_model_parallel_size is above 1, and "
+                   "dist.virtual_pipeline_model_parallel_size too or dist.pipeline_schedule is zb_h1",
                    [](Config& c) {
                      if (c.dist.pipeline_model_parallel_size > 1)
                        c.comm_overlap.overlap_p2p_comm =
-                           c.dist.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+                           c.dist.virtual_pipeline_model_parallel_size.value_or(1) > 1 ||
+                           c.dist.pipeline_schedule == PipelineSchedule::zb_h1;
                    });
   s.derive<Config>("comm_overlap.batch_p2p_comm",
                    "not comm_overlap.overlap_p2p_comm, where dist.pipeline_model_parallel_size is above 1",

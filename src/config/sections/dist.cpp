@@ -7,9 +7,6 @@ namespace {
 bool has_context(const Config& c) {
   return c.dist.context_parallel_size > 1;
 }
-bool above_one(const Value& v) {
-  return !v.is_null() && v.integer > 1;
-}
 }  // namespace
 
 void describe(Section<DistConfig>& s) {
@@ -54,8 +51,7 @@ void describe(Section<DistConfig>& s) {
       .range(1, 1 << 24)
       .effect(Effect::perf)
       .alias("ep")
-      .alias("model.expert_model_parallel_size")
-      .unsupported("expert parallelism", above_one);
+      .alias("model.expert_model_parallel_size");
   s.field("expert_tensor_parallel_size", &D::expert_tensor_parallel_size)
       .doc("tensor-parallel ranks of each expert (ETP)")
       .unit("ranks")
@@ -79,7 +75,7 @@ void describe(Section<DistConfig>& s) {
       .used_when<Config>("`model.num_moe_experts` is set", has_experts);
 
   s.field("virtual_pipeline_model_parallel_size", &D::virtual_pipeline_model_parallel_size)
-      .doc("model chunks per pipeline rank for the interleaved schedule (VPP)")
+      .doc("model chunks per pipeline rank for the interleaved and the V-shaped schedule (VPP)")
       .unit("chunks")
       .range(1, 1 << 20)
       .effect(Effect::perf)
@@ -131,14 +127,15 @@ void describe(Section<DistConfig>& s) {
       .range(1, 1 << 30)
       .effect(Effect::perf)
       .used_when<Config>(pipeline, has_pipeline)
-      .used_when<Config>("`dist.virtual_pipeline_model_parallel_size` is above 1", [](const Config& c) {
-        return c.dist.virtual_pipeline_model_parallel_size.value_or(1) > 1;
-      });
+      .used_when<Config>(
+          "`dist.virtual_pipeline_model_parallel_size` is above 1",
+          [](const Config& c) { return c.dist.virtual_pipeline_model_parallel_size.value_or(1) > 1; })
+      .used_when<Config>("`dist.pipeline_schedule` is not zb_v",
+                         [](const Config& c) { return c.dist.pipeline_schedule != PipelineSchedule::zb_v; });
   s.field("pipeline_schedule", &D::pipeline_schedule)
       .doc("pipeline schedule: order of the forward and backward passes of the micro-batches")
       .effect(Effect::perf)
-      .used_when<Config>(pipeline, has_pipeline)
-      .unsupported("a zero-bubble schedule", [](const Value& v) { return v.text == "zero_bubble"; });
+      .used_when<Config>(pipeline, has_pipeline);
   s.field("variable_seq_lengths", &D::variable_seq_lengths)
       .doc(
           "micro-batches may differ in sequence length; accepted for compatibility, any length works either "

@@ -13,7 +13,7 @@ namespace capstan::config {
 
 // The last is spelled a2a+p2p.
 enum class CpCommType : uint8_t { p2p, all_gather, a2a, a2a_p2p };
-enum class PipelineSchedule : uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble, pipedream };
+enum class PipelineSchedule : uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_v, pipedream };
 enum class DistributedBackend : uint8_t { automatic, mpi, nccl, nccl_stand_in };
 
 template <>
@@ -33,7 +33,10 @@ struct EnumNames<PipelineSchedule> {
       {PipelineSchedule::one_f_one_b, "1f1b",
        "one forward, one backward in the steady state (PipeDream-Flush)"},
       {PipelineSchedule::interleaved, "interleaved_1f1b", "1f1b over virtual stages", "interleaved"},
-      {PipelineSchedule::zero_bubble, "zero_bubble", "1f1b with weight gradients moved into the bubble"},
+      {PipelineSchedule::zb_h1, "zb_h1", "1f1b with weight gradients moved into the bubble (ZB-H1)",
+       "zero_bubble"},
+      {PipelineSchedule::zb_v, "zb_v",
+       "two virtual stages on each rank in the shape of a V, weight gradients in the bubble (ZB-V)"},
       {PipelineSchedule::pipedream, "pipedream", "no flush between steps: stale weights, refused"},
   };
 };
@@ -63,7 +66,8 @@ struct DistConfig {
   // Derived: world_size / (ETP * EP * PP).
   std::optional<int64_t> expert_data_parallel_size;
 
-  // Derived from the layout or from the number of layers of a virtual stage, if one of them is given.
+  // Derived from the layout or from the number of layers of a virtual stage, if one of them is given; 2 for
+  // zb_v.
   std::optional<int64_t> virtual_pipeline_model_parallel_size;
   std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
   std::optional<std::string> pipeline_model_parallel_layout;
@@ -71,7 +75,7 @@ struct DistConfig {
   std::optional<int64_t> num_layers_in_last_pipeline_stage;
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
-  // Derived: PP.
+  // Derived: PP, not for zb_v.
   std::optional<int64_t> microbatch_group_size_per_vp_stage;
   // Derived: 1f1b, with virtual stages interleaved_1f1b.
   std::optional<PipelineSchedule> pipeline_schedule;

@@ -7,6 +7,9 @@ namespace {
 bool is_fp16(const Config& c) {
   return c.mixed_precision.params_dtype == Precision::fp16;
 }
+bool computes_in_fp32(const Config& c) {
+  return c.mixed_precision.params_dtype == Precision::fp32;
+}
 bool scales_dynamically(const Config& c) {
   return !c.mixed_precision.loss_scale;
 }
@@ -36,8 +39,8 @@ void describe(Section<MixedPrecisionConfig>& s) {
   s.doc("number formats of parameters, gradients, activations and GEMMs");
   s.field("params_dtype", &M::params_dtype)
       .doc(
-          "number format of parameters and activations in the forward and backward pass; the main parameters "
-          "of the optimizer are fp32; typical: bf16")
+          "number format of parameters and activations in the forward and backward pass; main parameters: "
+          "optimizer.main_params_dtype; typical: bf16")
       .alias("model.params_dtype")
       .known_as("bf16")
       .known_as("fp16")
@@ -50,9 +53,15 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .alias("model.pipeline_dtype");
   s.field("grad_reduce_in_fp32", &M::grad_reduce_in_fp32)
       .doc(
-          "reduce gradients in fp32; false: in params_dtype, with half the traffic; gradients are "
-          "accumulated in fp32 either way")
+          "reduce gradients in fp32; false: in params_dtype, with half the traffic; accumulated in "
+          "optimizer.main_grads_dtype")
       .alias("ddp.grad_reduce_in_fp32");
+  s.field("tf32", &M::tf32)
+      .doc(
+          "round the operands of fp32 GEMMs to TF32 (10 bits of mantissa), which the tensor cores of GPUs "
+          "multiply; not on the CPU")
+      .known_as("allow_tf32")
+      .used_when<Config>("`mixed_precision.params_dtype` is fp32", computes_in_fp32);
   s.field("loss_scale", &M::loss_scale)
       .doc("static loss scale; null: dynamic loss scaling")
       .above(0)

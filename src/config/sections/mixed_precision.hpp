@@ -62,6 +62,7 @@ struct MixedPrecisionConfig {
   // Derived: params_dtype, fp32 residual: fp32.
   std::optional<Precision> pipeline_dtype;
   bool grad_reduce_in_fp32 = true;
+  bool tf32 = false;
 
   // fp16 only: the loss is scaled before backward.
   std::optional<double> loss_scale;

@@ -25,6 +25,10 @@ bool has_shared_expert(const Config& c) {
 bool has_latent_attention(const Config& c) {
   return c.model.multi_latent_attention;
 }
+// One width of queries, keys and values, with RoPE on a fraction of it.
+bool has_own_heads(const Config& c) {
+  return !has_latent_attention(c);
+}
 bool has_multi_token_prediction(const Config& c) {
   return c.model.mtp_num_layers.has_value();
 }
@@ -38,8 +42,16 @@ bool has_layer_norm(const Config& c) {
 // The modules whose recomputation the layers know; attention never keeps its scores.
 bool names_other_modules(const Value& v) {
   for (const Value& module : v.items)
-    if (module.text != "core_attn" && module.text != "mlp") return true;
+    if (module.text != "core_attn" && module.text != "mlp" && module.text != "moe" &&
+        module.text != "mla_up_proj")
+      return true;
   return false;
+}
+bool above_64(const Value& v) {
+  return !v.is_null() && v.integer > 64;
+}
+bool is_false(const Value& v) {
+  return !v.boolean;
 }
 
 void size_fields(Section<ModelConfig>& s) {
@@ -78,7 +90,8 @@ void size_fields(Section<ModelConfig>& s) {
       .doc("dimension of one attention head")
       .unit("elements")
       .range(1, 1 << 24)
-      .alias("head_dim");
+      .alias("head_dim")
+      .used_when<Config>("`model.multi_latent_attention` is false", has_own_heads);
   s.field("ffn_hidden_size", &M::ffn_hidden_size)
       .doc("inner dimension of the feed-forward network")
       .unit("elements")
@@ -132,7 +145,8 @@ void position_fields(Section<ModelConfig>& s) {
       .fraction()
       .above(0)
       .max(1)
-      .used_when<Config>(rope, uses_rope);
+      .used_when<Config>(rope, uses_rope)
+      .used_when<Config>("`model.multi_latent_attention` is false", has_own_heads);
   s.field("rotary_interleaved", &M::rotary_interleaved)
       .doc(
           "RoPE rotates adjacent elements (0,1)(2,3)… (GPT-J style) instead of the two halves of a head "
@@ -186,6 +200,21 @@ void position_fields(Section<ModelConfig>& s) {
   s.field("rope_scaling_truncate", &M::rope_scaling_truncate)
       .doc("round the boundaries of the range between beta_fast and beta_slow to integer dimensions")
       .used_when<Config>(yarn, scales_as_yarn);
+  s.field("rope_scaling_mscale", &M::rope_scaling_mscale)
+      .doc(
+          "YaRN's mscale of cos and sin, relative to rope_scaling_mscale_all_dim (DeepSeek); null: the "
+          "factor "
+          "of the YaRN paper")
+      .above(0)
+      .used_when<Config>(yarn, scales_as_yarn)
+      .known_as("mscale");
+  s.field("rope_scaling_mscale_all_dim", &M::rope_scaling_mscale_all_dim)
+      .doc(
+          "YaRN's mscale of all elements of queries and keys, which latent attention applies to the softmax "
+          "scale; null: none")
+      .above(0)
+      .used_when<Config>(yarn, scales_as_yarn)
+      .known_as("mscale_all_dim");
   s.field("rope_scaling_attention_factor", &M::rope_scaling_attention_factor)
       .doc(
           "attention scaling factor (mscale) that multiplies cos and sin; null: by the formula of "
@@ -235,7 +264,10 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("add_mlp_bias", &M::add_mlp_bias)
       .doc("add biases to the feed-forward network")
       .known_as("mlp_bias");
-  s.field("qk_layernorm", &M::qk_layernorm).doc("normalize queries and keys before RoPE (QK-norm)");
+  s.field("qk_layernorm", &M::qk_layernorm)
+      .doc(
+          "normalize queries and keys before RoPE (QK-norm); latent attention: compressed queries, keys and "
+          "values");
   s.field("qk_layernorm_across_heads", &M::qk_layernorm_across_heads)
       .doc("QK-norm over all heads together (OLMo 2); false: over each head separately")
       .used_when<Config>("`model.qk_layernorm` is true",
@@ -327,8 +359,8 @@ void recompute_fields(Section<ModelConfig>& s) {
       .effect(Effect::memory)
       .used_when<Config>(set, recomputes)
       .unsupported(
-          "recomputation of modules other than core_attn and mlp; model.recompute_granularity=full covers "
-          "the norms",
+          "recomputation of modules other than core_attn, mlp, moe and mla_up_proj; "
+          "model.recompute_granularity=full covers the norms",
           names_other_modules);
   s.field("distribute_saved_activations", &M::distribute_saved_activations)
       .doc("shard the saved inputs of full recomputation over the tensor-parallel ranks")
@@ -355,12 +387,12 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("number of experts per MoE layer; null: dense model")
       .unit("experts")
       .min(1)
-      .unsupported("mixture of experts");
+      .unsupported("more than 1024 experts", [](const Value& v) { return !v.is_null() && v.integer > 1024; });
   const auto moe = [](Field field) -> Field {
     return field.used_when<Config>("`model.num_moe_experts` is set", has_experts);
   };
   moe(s.field("moe_layer_freq", &M::moe_layer_freq))
-      .doc("every n-th layer is an MoE layer, the others are dense")
+      .doc("layers whose index, from 0, is a multiple of this are MoE layers, the others are dense")
       .unit("layers")
       .range(1, 1 << 20);
   moe(s.field("moe_first_dense_layers", &M::moe_first_dense_layers))
@@ -376,7 +408,8 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("number of experts that each token is routed to (top-k)")
       .unit("experts")
       .range(1, 1 << 20)
-      .known_as("num_experts_per_tok");
+      .known_as("num_experts_per_tok")
+      .unsupported("more than 64 experts of a token", above_64);
   moe(s.field("moe_router_score_function", &M::moe_router_score_function))
       .doc("score function of the router logits");
   moe(s.field("moe_router_pre_softmax", &M::moe_router_pre_softmax))
@@ -384,7 +417,8 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_router_num_groups", &M::moe_router_num_groups))
       .doc("expert groups for group-limited routing")
       .unit("groups")
-      .range(1, 1 << 20);
+      .range(1, 1 << 20)
+      .unsupported("more than 64 groups", above_64);
   moe(s.field("moe_router_group_topk", &M::moe_router_group_topk))
       .doc("groups selected for each token")
       .unit("groups")
@@ -392,18 +426,28 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_router_topk_scaling_factor", &M::moe_router_topk_scaling_factor))
       .doc("scaling factor of the routing weights of the selected experts")
       .above(0);
-  moe(s.field("moe_router_dtype", &M::moe_router_dtype)).doc("number format of the router computation");
+  moe(s.field("moe_router_dtype", &M::moe_router_dtype))
+      .doc("number format of the router computation")
+      .unsupported("a router in fp64", [](const Value& v) { return v.text == "fp64"; });
   moe(s.field("moe_router_enable_expert_bias", &M::moe_router_enable_expert_bias))
       .doc(
           "balance the load with an expert bias on the top-k selection, updated after each step "
-          "(auxiliary-loss-free)");
-  moe(s.field("moe_router_bias_update_rate", &M::moe_router_bias_update_rate))
+          "(auxiliary-loss-free)")
+      .unsupported("balancing by an expert bias");
+  s.field("moe_router_bias_update_rate", &M::moe_router_bias_update_rate)
       .doc("update rate of the expert bias; typical: 1e-3")
-      .above(0);
+      .above(0)
+      .used_when<Config>("`model.moe_router_enable_expert_bias` is true", [](const Config& c) {
+        return has_experts(c) && c.model.moe_router_enable_expert_bias;
+      });
   moe(s.field("moe_router_load_balancing_type", &M::moe_router_load_balancing_type))
-      .doc("load-balancing strategy of the router");
+      .doc("load-balancing strategy of the router")
+      .unsupported("this load balancing",
+                   [](const Value& v) { return v.text == "global_aux_loss" || v.text == "sinkhorn"; });
   moe(s.field("moe_aux_loss_coeff", &M::moe_aux_loss_coeff))
-      .doc("coefficient of the load-balancing loss; typical: 1e-2")
+      .doc(
+          "coefficient of the load-balancing loss, a mean over micro-batches; typical: 1e-2; balanced load: "
+          "the loss is 1")
       .min(0);
   moe(s.field("moe_z_loss_coeff", &M::moe_z_loss_coeff))
       .doc("coefficient of the router z-loss, which penalizes large logits; typical: 1e-3; null: none")
@@ -411,26 +455,40 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_input_jitter_eps", &M::moe_input_jitter_eps))
       .doc("multiply the router input by uniform noise in [1 - eps, 1 + eps]; null: none")
       .above(0)
-      .below(1);
+      .below(1)
+      .unsupported("jitter of the router's input");
   moe(s.field("moe_expert_capacity_factor", &M::moe_expert_capacity_factor))
       .doc(
           "expert capacity as a multiple of the balanced load; tokens above it are dropped; null: no token "
           "is dropped")
       .above(0);
+  const auto dropping = [](Field field) -> Field {
+    return field.used_when<Config>("`model.moe_expert_capacity_factor` is set", [](const Config& c) {
+      return has_experts(c) && c.model.moe_expert_capacity_factor.has_value();
+    });
+  };
   moe(s.field("moe_pad_expert_input_to_capacity", &M::moe_pad_expert_input_to_capacity))
       .doc("pad the input of each expert to its capacity, for fixed shapes")
       .effect(Effect::perf);
-  moe(s.field("moe_token_drop_policy", &M::moe_token_drop_policy))
+  dropping(s.field("moe_token_drop_policy", &M::moe_token_drop_policy))
       .doc("choice of the tokens that are dropped above the capacity");
-  moe(s.field("moe_token_dispatcher_type", &M::moe_token_dispatcher_type))
+  s.field("moe_token_dispatcher_type", &M::moe_token_dispatcher_type)
       .doc("communication that dispatches tokens to their experts")
-      .effect(Effect::perf);
+      .effect(Effect::perf)
+      .used_when<Config>("`dist.expert_model_parallel_size` is above 1",
+                         [](const Config& c) { return c.dist.expert_model_parallel_size > 1; })
+      .unsupported_when<Config>("the dispatcher alltoall", [](const Config& c) {
+        return has_experts(c) && c.dist.expert_model_parallel_size > 1 &&
+               c.model.moe_token_dispatcher_type == TokenDispatcher::alltoall;
+      });
   moe(s.field("moe_grouped_gemm", &M::moe_grouped_gemm))
       .doc("run all local experts in one grouped GEMM")
-      .effect(Effect::perf);
+      .effect(Effect::perf)
+      .unsupported("a GEMM for each expert", is_false);
   moe(s.field("moe_permute_fusion", &M::moe_permute_fusion))
       .doc("use a fused kernel to permute tokens by expert")
-      .effect(Effect::perf);
+      .effect(Effect::perf)
+      .unsupported("permutation in several kernels", is_false);
   moe(s.field("moe_shared_expert_intermediate_size", &M::moe_shared_expert_intermediate_size))
       .doc("inner dimension of the shared expert, which processes every token; null: none")
       .unit("elements")
@@ -438,6 +496,7 @@ void expert_fields(Section<ModelConfig>& s) {
   s.field("moe_shared_expert_overlap", &M::moe_shared_expert_overlap)
       .doc("overlap the computation of the shared expert with the token dispatch")
       .effect(Effect::perf)
+      .unsupported("a shared expert beside the token dispatch")
       .used_when<Config>("`model.moe_shared_expert_intermediate_size` is set", has_shared_expert);
   s.field("moe_shared_expert_gate", &M::moe_shared_expert_gate)
       .doc("multiply the output of the shared expert by a learned gate")
@@ -449,9 +508,8 @@ void latent_fields(Section<ModelConfig>& s) {
   const char* latent = "`model.multi_latent_attention` is true";
   s.field("multi_latent_attention", &M::multi_latent_attention)
       .doc(
-          "multi-head latent attention (MLA, DeepSeek): cache one compressed vector per token instead of "
-          "keys and values")
-      .unsupported("multi-latent attention");
+          "multi-head latent attention (MLA, DeepSeek): keys and values of all heads are projections of one "
+          "compressed vector per token");
   s.field("q_lora_rank", &M::q_lora_rank)
       .doc("rank of the query compression; null: queries are not compressed")
       .unit("elements")
@@ -478,6 +536,15 @@ void latent_fields(Section<ModelConfig>& s) {
       .unit("elements")
       .range(1, 1 << 24)
       .used_when<Config>(latent, has_latent_attention);
+  s.field("latent_layernorm_epsilon", &M::latent_layernorm_epsilon)
+      .doc(
+          "epsilon of the norms of compressed queries, keys and values (qk_layernorm); DeepSeek's classes "
+          "fix "
+          "it at 1e-6")
+      .above(0)
+      .used_when<Config>(latent, has_latent_attention)
+      .used_when<Config>("`model.qk_layernorm` is true",
+                         [](const Config& c) { return c.model.qk_layernorm; });
   s.field("mtp_num_layers", &M::mtp_num_layers)
       .doc("number of multi-token prediction (MTP) layers; null: none")
       .unit("layers")

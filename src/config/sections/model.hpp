@@ -104,7 +104,8 @@ struct EnumNames<RecomputeModule> {
       {RecomputeModule::moe, "moe", "router and experts"},
       {RecomputeModule::moe_act, "moe_act", "activation inside the experts"},
       {RecomputeModule::shared_experts, "shared_experts", "the shared experts"},
-      {RecomputeModule::mla_up_proj, "mla_up_proj", "up-projection of latent attention"},
+      {RecomputeModule::mla_up_proj, "mla_up_proj",
+       "up-projections of latent attention, RoPE, and the attention that reads them"},
   };
 };
 
@@ -158,7 +159,7 @@ struct ModelConfig {
   int64_t num_attention_heads = 0;
   // Derived: num_attention_heads.
   std::optional<int64_t> num_query_groups;
-  // Derived: hidden_size / num_attention_heads.
+  // Derived: hidden_size / num_attention_heads; with latent attention qk_head_dim + qk_pos_emb_head_dim.
   std::optional<int64_t> kv_channels;
   // Derived: 4h, gated: floor(8h/3 / 64) * 64.
   std::optional<int64_t> ffn_hidden_size;
@@ -184,6 +185,8 @@ struct ModelConfig {
   double rope_scaling_beta_fast = 32.0;
   double rope_scaling_beta_slow = 1.0;
   bool rope_scaling_truncate = true;
+  std::optional<double> rope_scaling_mscale;
+  std::optional<double> rope_scaling_mscale_all_dim;
   // Derived: by the type's formula.
   std::optional<double> rope_scaling_attention_factor;
   std::vector<double> rope_scaling_short_factors;
@@ -210,7 +213,7 @@ struct ModelConfig {
   bool share_embeddings_and_output_weights = true;
 
   // ---- attention ----
-  // Derived: 1 / sqrt(kv_channels).
+  // Derived: 1 / sqrt(kv_channels), for latent attention with YaRN times a factor.
   std::optional<double> softmax_scale;
   std::optional<double> attn_logit_softcapping;
   std::optional<double> final_logit_softcapping;
@@ -270,6 +273,8 @@ struct ModelConfig {
   int64_t qk_head_dim = 128;
   int64_t qk_pos_emb_head_dim = 64;
   int64_t v_head_dim = 128;
+  // Derived: layernorm_epsilon.
+  std::optional<double> latent_layernorm_epsilon;
 
   // ---- multi-token prediction ----
   std::optional<int64_t> mtp_num_layers;

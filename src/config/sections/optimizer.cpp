@@ -33,9 +33,6 @@ bool stores_below_fp32(const Config& c) {
 bool is_fp16(const Value& v) {
   return v.text == "fp16";
 }
-bool is_bf16(const Value& v) {
-  return v.text == "bf16";
-}
 }  // namespace
 
 void describe(Section<OptimizerConfig>& s) {
@@ -157,10 +154,12 @@ void describe(Section<OptimizerConfig>& s) {
       .above(0);
   s.field("use_precision_aware_optimizer", &O::use_precision_aware_optimizer)
       .doc(
-          "store optimizer state in main_grads_dtype, main_params_dtype, exp_avg_dtype and exp_avg_sq_dtype");
+          "store optimizer state in main_grads_dtype, main_params_dtype, exp_avg_dtype and exp_avg_sq_dtype; "
+          "optimizer adam only");
   s.field("main_grads_dtype", &O::main_grads_dtype)
-      .doc("number format of the gradients that the optimizer reads")
-      .unsupported("gradients below fp32", is_bf16);
+      .doc(
+          "number format of the gradients that the optimizer reads; bf16: the sum is rounded after each "
+          "micro-batch");
   s.field("main_params_dtype", &O::main_params_dtype)
       .doc(
           "number format of the main parameters; bf16: none, the model's bf16 parameters are updated in "

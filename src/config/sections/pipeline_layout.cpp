@@ -200,6 +200,20 @@ std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config) 
   return stages;
 }
 
+std::vector<int64_t> stage_ranks(std::optional<PipelineSchedule> schedule, int64_t ranks, int64_t chunks) {
+  std::vector<int64_t> result;
+  for (int64_t stage = 0; stage < ranks * chunks; ++stage) {
+    const bool up = schedule == PipelineSchedule::zb_v && stage / ranks % 2 == 1;
+    result.push_back(up ? ranks - 1 - stage % ranks : stage % ranks);
+  }
+  return result;
+}
+
+std::vector<int64_t> stage_ranks(const DistConfig& dist) {
+  return stage_ranks(dist.pipeline_schedule, dist.pipeline_model_parallel_size,
+                     dist.virtual_pipeline_model_parallel_size.value_or(1));
+}
+
 bool layout_is_the_split(const Config& config) {
   if (!config.dist.pipeline_model_parallel_layout) return true;
   Config split = config;

@@ -4,7 +4,7 @@
 //   layout = items, stages separated by "|"; commas and blanks are for the eye
 //   item   = ("E" | "t" | "m" | "L" | "|" | "(" layout ")") [ "*" count ]
 //
-// Stage i belongs to pipeline rank i % PP and is that rank's virtual stage i / PP.
+// stage_ranks() says which pipeline rank holds which stage.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,11 @@ std::string pipeline_layout_text(const std::vector<PipelineStage>& stages);
 // All PP * VPP stages of a resolved recipe, from the layout or from the split rules; nothing when they do not
 // fit.
 std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config);
+
+// The pipeline rank of each of the PP * VPP stages i: i % PP, and for zb_v first down, then up:
+// 0 … PP - 1, PP - 1 … 0.
+std::vector<int64_t> stage_ranks(std::optional<PipelineSchedule> schedule, int64_t ranks, int64_t chunks);
+std::vector<int64_t> stage_ranks(const DistConfig& dist);
 
 // The layout is unset, or says in full what the sizes say.
 bool layout_is_the_split(const Config& config);

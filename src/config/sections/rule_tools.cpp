@@ -50,7 +50,7 @@ std::string nearest_divisors(int64_t value, int64_t total) {
 int64_t virtual_stages(const Config& c) {
   return c.dist.virtual_pipeline_model_parallel_size.value_or(1);
 }
-bool is_half(Precision precision) {
+bool is_16_bit(Precision precision) {
   return precision != Precision::fp32;
 }
 bool shards(const Config& c) {

@@ -64,7 +64,7 @@ std::string nearest_divisors(int64_t value, int64_t total);
 // Number of virtual pipeline stages; 1 if it is unset.
 int64_t virtual_stages(const Config& c);
 // Whether the type is bf16 or fp16.
-bool is_half(Precision precision);
+bool is_16_bit(Precision precision);
 // Whether parameters, gradients or optimizer state are sharded over data-parallel ranks.
 bool shards(const Config& c);
 

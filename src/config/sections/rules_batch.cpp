@@ -125,8 +125,8 @@ RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds
         .help("choose a smaller seed, or set dataset.sample_order=capstan");
 }
 
-RULE("R0205", length_of_a_step, "a run has at least one step", "train.train_samples",
-     "train.global_batch_size", "train.rampup_batch_size") {
+RULE("R0205", run_has_a_step, "a run has at least one step", "train.train_samples", "train.global_batch_size",
+     "train.rampup_batch_size") {
   const auto ramp = BatchRamp::of(c.train);
   if (!c.train.train_samples || !ramp) return;
   const int64_t first = ramp->size_at(0);
@@ -267,7 +267,7 @@ RULE("R0226", validation_data_is_read, "validation data is read only if validati
   const auto& d = c.dataset;
   if (c.validation.eval_interval || (d.valid_files.empty() && d.valid_blend.empty())) return;
   const std::string field = d.valid_files.empty() ? "dataset.valid_blend" : "dataset.valid_files";
-  report.lint("`" + field + "` is not read: `validation.eval_interval` is null")
+  report.warning("`" + field + "` is not read: `validation.eval_interval` is null")
       .at(field)
       .operand("validation.eval_interval")
       .help("set validation.eval_interval, or leave out " + field);
@@ -323,7 +323,7 @@ RULE("R0213", context_divides_sequence,
       .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, 2 * cp));
 }
 
-RULE("R0214", sequence_divides_tensor,
+RULE("R0214", tensor_divides_sequence,
      "sequence parallelism splits each context chunk evenly over the tensor-parallel ranks",
      "model.seq_length", "dist.tensor_model_parallel_size", "dist.context_parallel_size",
      "dist.sequence_parallel") {

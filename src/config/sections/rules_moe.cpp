@@ -1,5 +1,6 @@
 // Mixture of experts: routing, capacity, and the layout of the experts over the ranks.
 #include "config/sections/conditions.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -17,7 +18,7 @@ RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs a model w
       .help("set dist.expert_model_parallel_size=1");
 }
 
-RULE("R0702", experts_divide_ranks, "num_moe_experts is divisible by the expert-parallel size",
+RULE("R0702", expert_parallel_divides_experts, "num_moe_experts is divisible by the expert-parallel size",
      "model.num_moe_experts", "dist.expert_model_parallel_size") {
   const int64_t ep = c.dist.expert_model_parallel_size;
   if (!has_experts(c) || *c.model.num_moe_experts % ep == 0) return;
@@ -28,7 +29,7 @@ RULE("R0702", experts_divide_ranks, "num_moe_experts is divisible by the expert-
             nearest_divisors(ep, *c.model.num_moe_experts));
 }
 
-RULE("R0703", expert_width_divides_tensor,
+RULE("R0703", expert_tensor_divides_expert_width,
      "moe_ffn_hidden_size is divisible by the expert tensor-parallel size", "model.moe_ffn_hidden_size",
      "dist.expert_tensor_parallel_size") {
   if (!has_experts(c) || !c.dist.expert_tensor_parallel_size || !c.model.moe_ffn_hidden_size) return;
@@ -40,7 +41,7 @@ RULE("R0703", expert_width_divides_tensor,
       .help("nearest legal moe_ffn_hidden_size: " + nearest_multiples(*c.model.moe_ffn_hidden_size, etp));
 }
 
-RULE("R0704", shared_width_divides_tensor,
+RULE("R0704", tensor_divides_shared_width,
      "moe_shared_expert_intermediate_size is divisible by the tensor-parallel size",
      "model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size") {
   const auto width = c.model.moe_shared_expert_intermediate_size;
@@ -64,16 +65,40 @@ RULE("R0705", expert_biases_are_unsharded, "expert tensor parallelism excludes e
 }
 
 RULE("R0706", experts_and_tensor_need_sequence,
-     "expert and tensor parallelism together need sequence parallelism", "dist.sequence_parallel",
-     "dist.expert_model_parallel_size", "dist.tensor_model_parallel_size") {
-  if (!has_experts(c) || c.dist.expert_model_parallel_size == 1 || c.dist.tensor_model_parallel_size == 1 ||
-      c.dist.sequence_parallel)
-    return;
+     "tensor parallelism with expert parallelism, or with another expert tensor-parallel size, needs "
+     "sequence parallelism",
+     "dist.sequence_parallel", "dist.expert_model_parallel_size", "dist.tensor_model_parallel_size",
+     "dist.expert_tensor_parallel_size") {
+  const int64_t tp = c.dist.tensor_model_parallel_size, etp = c.dist.expert_tensor_parallel_size.value_or(tp);
+  if (!has_experts(c) || tp == 1 || c.dist.sequence_parallel) return;
+  if (c.dist.expert_model_parallel_size == 1 && etp == tp) return;
+  report
+      .error("the tensor-parallel size " + to_text(tp) +
+             " needs `dist.sequence_parallel` with experts over " +
+             to_text(c.dist.expert_model_parallel_size) + " expert-parallel and " + to_text(etp) +
+             " expert tensor-parallel ranks: else every token is routed once for each tensor-parallel rank")
+      .help("set dist.sequence_parallel=true");
+}
+
+RULE("R0719", experts_exclude_low_precision, "fp8 and fp4 exclude a model with experts",
+     "mixed_precision.fp8", "mixed_precision.fp4", "model.num_moe_experts") {
+  if (!has_experts(c) || (!c.mixed_precision.fp8 && !c.mixed_precision.fp4)) return;
+  const std::string field = c.mixed_precision.fp8 ? "mixed_precision.fp8" : "mixed_precision.fp4";
+  report
+      .error("`" + field + "` is set for a model with experts, whose GEMMs this version computes in " +
+             "`mixed_precision.params_dtype` only")
+      .help("set " + field + "=null");
+}
+
+RULE("R0720", experts_exclude_quantized_base, "peft.base_quantization excludes a model with experts",
+     "peft.base_quantization", "model.num_moe_experts") {
+  if (!has_experts(c) || !c.peft || c.peft->base_quantization == BaseQuantization::none) return;
   report
       .error(
-          "expert and tensor parallelism together need `dist.sequence_parallel`: else every token is routed "
-          "once for each tensor-parallel rank")
-      .help("set dist.sequence_parallel=true");
+          "`peft.base_quantization` is set for a model with experts, whose weights this version does not "
+          "keep "
+          "in 4 bits")
+      .help("set peft.base_quantization=none");
 }
 
 RULE("R0707", topk_of_the_experts, "moe_router_topk is at most num_moe_experts", "model.moe_router_topk",
@@ -190,8 +215,8 @@ RULE("R0715", aux_loss_needs_coefficient, "an auxiliary load-balancing loss need
   const auto type = c.model.moe_router_load_balancing_type;
   if (has_experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
     report
-        .lint("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
-              " has no effect with `model.moe_aux_loss_coeff` 0")
+        .warning("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
+                 " has no effect with `model.moe_aux_loss_coeff` 0")
         .help("for example, set model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
 }
 
@@ -211,7 +236,7 @@ RULE("R0716", some_layer_has_experts, "at least one layer of a model with expert
      "model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers") {
   if (!has_experts(c)) return;
   const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
-  if (before < c.model.num_layers && every <= c.model.num_layers) return;
+  if (!moe_layers(c.model).empty()) return;
   report
       .error("no layer has experts: moe_first_dense_layers is " + to_text(before) + ", moe_layer_freq " +
              to_text(every) + ", of " + counted(c.model.num_layers, "layer"))
@@ -232,7 +257,7 @@ RULE("R0717", expert_exchange_overlaps,
   if (c.model.moe_token_dispatcher_type != TokenDispatcher::alltoall)
     refuse("needs `model.moe_token_dispatcher_type` alltoall",
            "set model.moe_token_dispatcher_type=alltoall");
-  if (!is_half(c.mixed_precision.params_dtype))
+  if (!is_16_bit(c.mixed_precision.params_dtype))
     refuse("needs bf16 or fp16 parameters", "set mixed_precision=bf16_mixed");
   if (c.dist.pipeline_model_parallel_size > 1 && virtual_stages(c) == 1)
     refuse("needs virtual stages where there are pipeline stages",

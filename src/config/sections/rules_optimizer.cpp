@@ -202,8 +202,11 @@ RULE("R0616", schedule_values_are_read,
   const auto& s = c.scheduler;
   const auto& o = c.optimizer;
   const bool constant = s.lr_decay_style == LrDecayStyle::constant;
-  const auto idle = [&](const char* path, const std::string& why, const char* help) {
-    report.lint("`" + std::string(path) + "` has no effect: " + why).at(path).operand(path).help(help);
+  const auto idle = [&](const char* path, const std::string& why, const char* help) -> Violation& {
+    return report.warning("`" + std::string(path) + "` has no effect: " + why)
+        .at(path)
+        .operand(path)
+        .help(help);
   };
   const std::string style = "`scheduler.lr_decay_style` is constant";
   const char* const decay = "remove it, or choose another scheduler.lr_decay_style";
@@ -221,12 +224,14 @@ RULE("R0616", schedule_values_are_read,
     idle("scheduler.lr_warmup_init", "the schedule has no warm-up",
          "remove it, or set scheduler.lr_warmup_iters");
   const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
-  if (varies && o.weight_decay != OptimizerConfig{}.weight_decay && s.end_weight_decay &&
-      o.weight_decay != *s.end_weight_decay)
-    idle("optimizer.weight_decay",
-         "`scheduler.weight_decay_incr_style` is " + std::string(enum_name(s.weight_decay_incr_style)) +
-             ", from start_weight_decay to end_weight_decay",
-         "remove it, or set scheduler.weight_decay_incr_style=constant");
+  if (varies && s.end_weight_decay && o.weight_decay != *s.end_weight_decay) {
+    Violation& unread =
+        idle("optimizer.weight_decay",
+             "`scheduler.weight_decay_incr_style` is " + std::string(enum_name(s.weight_decay_incr_style)) +
+                 ", from start_weight_decay to end_weight_decay",
+             "remove it, or set scheduler.weight_decay_incr_style=constant");
+    if (o.weight_decay == OptimizerConfig{}.weight_decay) unread.if_given();
+  }
   if (o.apply_wd_to_qk_layernorm && !c.model.qk_layernorm)
     idle("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
          "remove it, or set model.qk_layernorm=true");

@@ -40,7 +40,7 @@ RULE("R0301", virtual_stages_need_pipeline, "virtual stages need pipeline parall
           "virtual_pipeline_model_parallel_size");
 }
 
-RULE("R0302", layers_divide_stages,
+RULE("R0302", stages_divide_layers,
      "num_layers is divisible by the number of pipeline stages, unless a field sets another split",
      "dist.pipeline_model_parallel_size", "model.num_layers", "dist.account_for_embedding_in_pipeline_split",
      "dist.account_for_loss_in_pipeline_split") {
@@ -63,7 +63,7 @@ RULE("R0302", layers_divide_stages,
   report.error(units_text(c) + " do not divide into " + counted(pp, "pipeline stage")).help(help);
 }
 
-RULE("R0303", layers_divide_virtual_stages,
+RULE("R0303", virtual_stages_divide_layers,
      "the number of layers of a stage is divisible by the number of virtual stages",
      "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size", "model.num_layers") {
   const int64_t pp = c.dist.pipeline_model_parallel_size, vpp = virtual_stages(c);
@@ -91,7 +91,7 @@ RULE("R0304", virtual_stage_layers_agree,
         .help("give dist.virtual_pipeline_model_parallel_size instead");
     return;
   }
-  // The rule layers_divide_stages reports this.
+  // The rule stages_divide_layers reports this.
   if (units(c) % pp != 0) return;
   if (units(c) / pp % *each != 0) {
     report
@@ -280,6 +280,7 @@ RULE("R0314", micro_batch_groups_fit,
      "train.micro_batch_size", "dist.data_parallel_size") {
   const auto group = c.dist.microbatch_group_size_per_vp_stage;
   if (!has_pipeline(c) || virtual_stages(c) == 1 || !group || !c.train.num_microbatches) return;
+  if (c.dist.pipeline_schedule == PipelineSchedule::zb_v) return;
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
   if (*group < pp) {
     report
@@ -324,13 +325,19 @@ RULE("R0314", micro_batch_groups_fit,
 }
 
 RULE("R0315", pipeline_is_filled, "a pipeline has at least as many micro-batches as stages",
-     "dist.pipeline_model_parallel_size", "train.num_microbatches") {
-  if (!has_pipeline(c) || !c.train.num_microbatches || virtual_stages(c) > 1) return;
+     "dist.pipeline_model_parallel_size", "train.num_microbatches", "dist.pipeline_schedule") {
+  if (!has_pipeline(c) || !c.train.num_microbatches) return;
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
-  if (count >= pp) return;
+  if (c.dist.pipeline_schedule == PipelineSchedule::zb_v && count < 2 * pp - 1)
+    report
+        .warning("with " + counted(count, "micro-batch") + ", the bubble of zb_v is not filled: " +
+                 to_text(2 * pp - 1) + " are needed on " + counted(pp, "pipeline rank"))
+        .help("choose a larger train.global_batch_size, or fewer pipeline stages");
+  if (virtual_stages(c) > 1 || count >= pp) return;
   report
-      .lint("with " + counted(count, "micro-batch") + ", a pipeline of " + counted(pp, "stage") +
-            " is idle for " + to_text(100 * (pp - 1) / (count + pp - 1)) + " % of the time (pipeline bubble)")
+      .warning("with " + counted(count, "micro-batch") + ", a pipeline of " + counted(pp, "stage") +
+               " is idle for " + to_text(100 * (pp - 1) / (count + pp - 1)) +
+               " % of the time (pipeline bubble)")
       .help("choose a larger train.global_batch_size, or fewer pipeline stages");
 }
 
@@ -342,7 +349,7 @@ RULE("R0319", p2p_options_without_effect,
   if (!has_pipeline(c)) return;
   if (c.dist.variable_seq_lengths)
     report
-        .lint(
+        .warning(
             "`dist.variable_seq_lengths` has no effect: stages exchange micro-batches of any length as they "
             "are")
         .at("dist.variable_seq_lengths")
@@ -350,7 +357,7 @@ RULE("R0319", p2p_options_without_effect,
   const bool usual = virtual_stages(c) == 1;
   if (c.comm_overlap.batch_p2p_comm && *c.comm_overlap.batch_p2p_comm != usual)
     report
-        .lint(
+        .warning(
             "`comm_overlap.batch_p2p_comm` has no effect: MPI sends the same messages one by one or batched")
         .at("comm_overlap.batch_p2p_comm")
         .help("remove it");
@@ -377,10 +384,19 @@ RULE("R0317", schedule_has_flush, "every schedule finishes all micro-batches bef
                                   : "nearest exact schedule: 1f1b");
 }
 
-RULE("R0318", schedule_fits_virtual_stages, "interleaved_1f1b is for virtual stages, and only it",
+RULE("R0318", schedule_fits_virtual_stages,
+     "interleaved_1f1b is for virtual stages, zb_v for two of them on each rank, and only these",
      "dist.pipeline_schedule", "dist.virtual_pipeline_model_parallel_size") {
   const auto schedule = c.dist.pipeline_schedule;
   if (!schedule || !has_pipeline(c) || schedule == PipelineSchedule::pipedream) return;
+  if (schedule == PipelineSchedule::zb_v) {
+    if (virtual_stages(c) != 2)
+      report
+          .error("`dist.pipeline_schedule` zb_v needs 2 virtual stages on each rank, not " +
+                 to_text(virtual_stages(c)))
+          .help("set dist.virtual_pipeline_model_parallel_size=2 and give 2 stages for each pipeline rank");
+    return;
+  }
   const bool interleaved = schedule == PipelineSchedule::interleaved;
   if (interleaved == (virtual_stages(c) > 1)) return;
   report
@@ -390,6 +406,19 @@ RULE("R0318", schedule_fits_virtual_stages, "interleaved_1f1b is for virtual sta
       .help(interleaved
                 ? "set dist.virtual_pipeline_model_parallel_size to 2 or more, or dist.pipeline_schedule=1f1b"
                 : "set dist.pipeline_schedule=interleaved_1f1b");
+}
+
+RULE("R0320", v_shape_divides_evenly,
+     "zb_v excludes sizes of the first and last pipeline stage, which one rank holds",
+     "dist.pipeline_schedule", "dist.num_layers_in_first_pipeline_stage",
+     "dist.num_layers_in_last_pipeline_stage") {
+  if (!has_pipeline(c) || c.dist.pipeline_schedule != PipelineSchedule::zb_v || !uneven_ends(c)) return;
+  report
+      .error(
+          "`dist.pipeline_schedule` zb_v has the first and the last stage on the same rank: sizes of the "
+          "first "
+          "or last pipeline stage do not say how the layers of a rank are divided")
+      .help("give the stages in full with dist.pipeline_model_parallel_layout");
 }
 
 }  // namespace

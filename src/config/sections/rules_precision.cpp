@@ -15,7 +15,7 @@ std::string name_of(Precision precision) {
   return std::string(enum_name(precision));
 }
 
-RULE("R0501", one_low_format, "fp8 and fp4 exclude each other", "mixed_precision.fp8",
+RULE("R0501", fp8_excludes_fp4, "fp8 and fp4 exclude each other", "mixed_precision.fp8",
      "mixed_precision.fp4") {
   if (!c.mixed_precision.fp8 || !c.mixed_precision.fp4) return;
   report.error("`mixed_precision.fp8` and `mixed_precision.fp4` exclude each other")
@@ -24,12 +24,12 @@ RULE("R0501", one_low_format, "fp8 and fp4 exclude each other", "mixed_precision
 
 RULE("R0502", low_precision_gemms_need_16_bit_parameters, "FP8 and FP4 GEMMs need bf16 or fp16 parameters",
      "mixed_precision.params_dtype", "mixed_precision.fp8", "mixed_precision.fp4") {
-  if (!low(c) || is_half(c.mixed_precision.params_dtype)) return;
+  if (!low(c) || is_16_bit(c.mixed_precision.params_dtype)) return;
   report.error("FP8 and FP4 GEMMs need bf16 or fp16 parameters, but `mixed_precision.params_dtype` is fp32")
       .help("set mixed_precision.params_dtype=bf16");
 }
 
-RULE("R0503", low_gather_needs_sharding,
+RULE("R0503", low_precision_gather_needs_sharding,
      "fp8_param_gather and fp4_param_gather have an effect only with sharded parameters",
      "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
      "ddp.data_parallel_sharding_strategy") {
@@ -37,9 +37,10 @@ RULE("R0503", low_gather_needs_sharding,
   const auto check = [&](const std::string& path, bool gathers) {
     if (gathers)
       report
-          .lint("`" + path +
-                "` has no effect: `ddp.data_parallel_sharding_strategy` is no_shard, and parameters are not "
-                "gathered")
+          .warning(
+              "`" + path +
+              "` has no effect: `ddp.data_parallel_sharding_strategy` is no_shard, and parameters are not "
+              "gathered")
           .at(path)
           .operand("ddp.data_parallel_sharding_strategy")
           .help("set " + path + "=false");
@@ -48,7 +49,7 @@ RULE("R0503", low_gather_needs_sharding,
   check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
 }
 
-RULE("R0513", blocks_are_gathered_in_half, "weights with scales of blocks are gathered in params_dtype",
+RULE("R0513", block_scales_exclude_param_gather, "weights with scales of blocks are gathered in params_dtype",
      "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather", "mixed_precision.fp8_recipe",
      "ddp.data_parallel_sharding_strategy") {
   const auto& m = c.mixed_precision;
@@ -66,8 +67,9 @@ RULE("R0513", blocks_are_gathered_in_half, "weights with scales of blocks are ga
   if (m.fp4 && m.fp4_param_gather) refuse("mixed_precision.fp4_param_gather", enum_name(m.fp4_recipe));
 }
 
-RULE("R0514", low_format_needs_wide_base, "FP8 and FP4 GEMMs exclude weights that are kept in 4 bits",
-     "mixed_precision.fp8", "mixed_precision.fp4", "peft.base_quantization") {
+RULE("R0514", low_precision_needs_unquantized_base,
+     "FP8 and FP4 GEMMs exclude weights that are kept in 4 bits", "mixed_precision.fp8",
+     "mixed_precision.fp4", "peft.base_quantization") {
   if (!low(c) || !c.peft || c.peft->base_quantization == BaseQuantization::none) return;
   report
       .error("`peft.base_quantization` keeps the weights in 4 bits, whose GEMMs are in " +
@@ -115,19 +117,20 @@ RULE("R0506", bf16_layers_on_first_and_last_stage,
           .at(path)
           .help("set it to at most " + to_text(held));
   };
-  const auto pp = static_cast<size_t>(c.dist.pipeline_model_parallel_size);
+  const std::vector<int64_t> ranks = stage_ranks(c.dist);
   int64_t first = 0, last = 0;
-  for (size_t i = 0; i < stages->size(); ++i) {
-    if (i % pp == 0) first += (*stages)[i].layers;
-    if (i % pp == pp - 1) last += (*stages)[i].layers;
+  for (size_t i = 0; i < stages->size() && i < ranks.size(); ++i) {
+    if (ranks[i] == ranks.front()) first += (*stages)[i].layers;
+    if (ranks[i] == ranks.back()) last += (*stages)[i].layers;
   }
   check("mixed_precision.num_layers_at_start_in_bf16", m.num_layers_at_start_in_bf16, first);
   check("mixed_precision.num_layers_at_end_in_bf16", m.num_layers_at_end_in_bf16, last);
 }
 
-RULE("R0507", fp32_residual_needs_half, "an fp32 residual connection is for bf16 or fp16 parameters",
-     "model.fp32_residual_connection", "mixed_precision.params_dtype") {
-  if (!c.model.fp32_residual_connection || is_half(c.mixed_precision.params_dtype)) return;
+RULE("R0507", fp32_residual_needs_16_bit_parameters,
+     "an fp32 residual connection is for bf16 or fp16 parameters", "model.fp32_residual_connection",
+     "mixed_precision.params_dtype") {
+  if (!c.model.fp32_residual_connection || is_16_bit(c.mixed_precision.params_dtype)) return;
   report.error("`model.fp32_residual_connection` has no effect where `mixed_precision.params_dtype` is fp32")
       .help("set model.fp32_residual_connection=false");
 }
@@ -155,15 +158,29 @@ RULE("R0509", loss_scale_bounds, "min_loss_scale is at most initial_loss_scale",
       .help("set min_loss_scale to at most " + to_text(m.initial_loss_scale));
 }
 
-RULE("R0510", reduction_format_matters,
-     "grad_reduce_in_fp32=false has an effect only with bf16 or fp16 parameters",
-     "mixed_precision.grad_reduce_in_fp32", "mixed_precision.params_dtype") {
-  if (c.mixed_precision.grad_reduce_in_fp32 || is_half(c.mixed_precision.params_dtype)) return;
+RULE("R0510", reduction_dtype_has_effect,
+     "grad_reduce_in_fp32=false has an effect only with bf16 or fp16 parameters, and with gradients in bf16 "
+     "only where they are sharded",
+     "mixed_precision.grad_reduce_in_fp32", "mixed_precision.params_dtype", "optimizer.main_grads_dtype",
+     "ddp.data_parallel_sharding_strategy") {
+  if (c.mixed_precision.grad_reduce_in_fp32) return;
+  const std::string no_effect = "`mixed_precision.grad_reduce_in_fp32` false has no effect: ",
+                    help = "set mixed_precision.grad_reduce_in_fp32=true";
+  const ShardingStrategy sharding = c.ddp.data_parallel_sharding_strategy;
+  if (!is_16_bit(c.mixed_precision.params_dtype))
+    report.warning(no_effect + "gradients are fp32 with fp32 parameters").help(help);
+  else if (c.optimizer.main_grads_dtype == Precision::bf16 &&
+           (sharding == ShardingStrategy::no_shard || sharding == ShardingStrategy::optim))
+    report.warning(no_effect + "gradients in bf16 are sent as they are, and summed in fp32").help(help);
+}
+
+RULE("R0516", tf32_needs_a_gpu, "tf32 has an effect only on GPUs", "mixed_precision.tf32", "train.device") {
+  if (!c.mixed_precision.tf32 || (c.train.device != DeviceKind::cpu && c.train.device != DeviceKind::checked))
+    return;
   report
-      .lint(
-          "`mixed_precision.grad_reduce_in_fp32` false has no effect: gradients are fp32 with fp32 "
-          "parameters")
-      .help("set mixed_precision.grad_reduce_in_fp32=true");
+      .warning("`mixed_precision.tf32` true has no effect: `train.device` " +
+               std::string(enum_name(c.train.device)) + " multiplies fp32 operands as they are")
+      .help("set mixed_precision.tf32=false, or train.device=auto");
 }
 
 RULE("R0511", state_formats_need_precision_aware,
@@ -196,7 +213,8 @@ RULE("R0511", state_formats_need_precision_aware,
 }
 
 RULE("R0512", main_params_have_a_format,
-     "main_params_dtype bf16 needs bf16 parameters and stochastic rounding; main_grads_dtype is not fp16",
+     "main parameters and gradients in bf16 are for bf16 parameters; main_params_dtype bf16 needs stochastic "
+     "rounding; main_grads_dtype is not fp16",
      "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.stochastic_rounding",
      "mixed_precision.params_dtype") {
   const auto& o = c.optimizer;
@@ -216,6 +234,31 @@ RULE("R0512", main_params_have_a_format,
     report.error("`optimizer.main_grads_dtype` fp16 overflows")
         .at("optimizer.main_grads_dtype")
         .help("legal values: fp32, bf16");
+  else if (o.main_grads_dtype == Precision::bf16 && c.mixed_precision.params_dtype != Precision::bf16)
+    report
+        .error(
+            "`optimizer.main_grads_dtype` bf16 is for a model in bf16, `mixed_precision.params_dtype` is " +
+            name_of(c.mixed_precision.params_dtype))
+        .at("optimizer.main_grads_dtype")
+        .help("set mixed_precision=bf16_mixed, or optimizer.main_grads_dtype=fp32");
+}
+
+// Each micro-batch then adds less than 4 units in the last place of the sum.
+constexpr int64_t kMostBf16MicroBatches = 64;
+
+RULE("R0517", bf16_gradients_of_few_micro_batches,
+     "main_grads_dtype bf16 loses precision with more than 64 micro-batches", "optimizer.main_grads_dtype",
+     "train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size") {
+  if (c.optimizer.main_grads_dtype != Precision::bf16 || !c.train.global_batch_size ||
+      !c.dist.data_parallel_size)
+    return;
+  const int64_t micro_batches =
+      *c.train.global_batch_size / (c.train.micro_batch_size * *c.dist.data_parallel_size);
+  if (micro_batches <= kMostBf16MicroBatches) return;
+  report
+      .warning("`optimizer.main_grads_dtype` bf16: the sums of " + to_text(micro_batches) +
+               " micro-batches are rounded to 8 significant bits after each of them")
+      .help("set optimizer.main_grads_dtype=fp32, or a larger train.micro_batch_size");
 }
 
 RULE("R0515", precision_aware_stores_below_fp32,
@@ -227,7 +270,7 @@ RULE("R0515", precision_aware_stores_below_fp32,
       o.exp_avg_sq_dtype != MomentType::fp32 || o.main_params_dtype != Precision::fp32 ||
       o.main_grads_dtype != Precision::fp32)
     return;
-  report.lint("`optimizer.use_precision_aware_optimizer` has no effect: all four formats are fp32")
+  report.warning("`optimizer.use_precision_aware_optimizer` has no effect: all four formats are fp32")
       .help("set optimizer.exp_avg_dtype=bf16, or optimizer.use_precision_aware_optimizer=false");
 }
 

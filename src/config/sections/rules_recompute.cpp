@@ -21,8 +21,9 @@ bool recomputes(const Config& c, RecomputeModule module) {
   return selective(c) && std::find(modules.begin(), modules.end(), module) != modules.end();
 }
 
-RULE("R0801", selective_has_no_layers, "recompute_method and recompute_num_layers are for full recomputation",
-     "model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers") {
+RULE("R0801", layers_need_full_recompute,
+     "recompute_method and recompute_num_layers are for full recomputation", "model.recompute_granularity",
+     "model.recompute_method", "model.recompute_num_layers") {
   if (!selective(c)) return;
   if (c.model.recompute_method)
     report
@@ -48,12 +49,12 @@ RULE("R0802", recomputed_layers_fit, "recompute_num_layers above the layers of a
   if (*c.model.recompute_num_layers <= most) return;
   // This is the behavior of Megatron-LM. A recipe for 32 layers stays valid with `model.num_layers=4`.
   report
-      .lint("`model.recompute_num_layers` " + to_text(*c.model.recompute_num_layers) +
-            " is more than the layers of a stage, " + to_text(most) + ": all of them are recomputed")
+      .warning("`model.recompute_num_layers` " + to_text(*c.model.recompute_num_layers) +
+               " is more than the layers of a stage, " + to_text(most) + ": all of them are recomputed")
       .help("model.recompute_num_layers=" + to_text(most) + " is the same");
 }
 
-RULE("R0803", full_has_no_modules, "recompute_modules is for selective recomputation",
+RULE("R0803", modules_need_selective_recompute, "recompute_modules is for selective recomputation",
      "model.recompute_modules", "model.recompute_granularity") {
   if (!full(c) || c.model.recompute_modules.empty()) return;
   report
@@ -68,7 +69,7 @@ RULE("R0809", selective_names_more_than_core_attn,
      "model.recompute_granularity", "model.recompute_modules") {
   if (!selective(c) || c.model.recompute_modules != std::vector{RecomputeModule::core_attn}) return;
   report
-      .lint(
+      .warning(
           "`model.recompute_granularity` selective has no effect with `model.recompute_modules` [core_attn]: "
           "attention never stores its scores")
       .help("set model.recompute_modules=[core_attn,mlp] or model.recompute_granularity=full, or remove it");
@@ -135,7 +136,7 @@ RULE("R0807", offloaded_layers_fit, "cpu_offloading_num_layers is at least 1 and
         .error("`model.cpu_offloading_num_layers` " + to_text(layers) + " is not between 1 and " +
                to_text(c.model.num_layers - 1))
         .help("the last layer's activations are needed at once, so that at most " +
-              to_text(c.model.num_layers - 1) + " can move");
+              to_text(c.model.num_layers - 1) + " can be offloaded");
 }
 
 }  // namespace

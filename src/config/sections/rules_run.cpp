@@ -55,7 +55,9 @@ RULE("R0904", adapters_need_a_model,
         .help("keep the checkpoint, unless the recipe is only tried out");
   if (c.peft->random_base || c.checkpoint.pretrained_checkpoint) return;
   report.error("`peft` needs a base model, and `checkpoint.pretrained_checkpoint` is not set")
-      .help("set checkpoint.pretrained_checkpoint to a run or a checkpoint");
+      .help(
+          "set checkpoint.pretrained_checkpoint to a run, a checkpoint, or hf:DIR for a model of "
+          "Transformers");
 }
 
 RULE("R0905", adapters_have_targets, "peft.target_modules is not empty", "peft.target_modules") {
@@ -122,8 +124,8 @@ RULE("R0920", excluded_modules_are_targets,
   for (const std::string& name : c.peft->exclude_modules)
     if (std::ranges::none_of(targets, [&](const auto& layer) { return matches_layer(name, layer); }))
       report
-          .lint("`peft.exclude_modules`: " + in_quotes(name) +
-                " has no effect: `peft.target_modules` selects none of its layers")
+          .warning("`peft.exclude_modules`: " + in_quotes(name) +
+                   " has no effect: `peft.target_modules` selects none of its layers")
           .at("peft.exclude_modules")
           .help("remove it");
 }
@@ -168,26 +170,36 @@ struct QuantizedShard {
 
 std::vector<QuantizedShard> quantized_shards(const Config& c, int64_t ranks) {
   const ModelConfig& m = c.model;
-  const int64_t hidden = m.hidden_size, d = m.kv_channels.value_or(0), heads = m.num_attention_heads * d;
+  const int64_t hidden = m.hidden_size, d = m.kv_channels.value_or(0), heads = m.num_attention_heads * d,
+                values = m.multi_latent_attention ? m.num_attention_heads * m.v_head_dim : heads;
   const int64_t ffn = m.ffn_hidden_size.value_or(0),
                 groups = m.num_query_groups.value_or(m.num_attention_heads);
   std::vector<QuantizedShard> shards;
+  const auto rows_of = [&](const char* layer, int64_t count, int64_t of, const char* what, int64_t width) {
+    shards.push_back({layer, to_text(count) + " of " + to_text(of) + " rows" + what, count * width});
+  };
   const auto rows = [&](const char* layer, int64_t count, int64_t of, const char* what) {
-    shards.push_back({layer, to_text(count) + " of " + to_text(of) + " rows" + what, count * hidden});
+    rows_of(layer, count, of, what, hidden);
   };
   const auto columns = [&](const char* layer, int64_t of) {
     shards.push_back({layer, to_text(of / ranks) + " of " + to_text(of) + " columns", of / ranks});
   };
   // Another rule reports a size that the ranks do not divide.
-  if (heads % ranks != 0 || ffn % ranks != 0) return shards;
+  if (heads % ranks != 0 || values % ranks != 0 || ffn % ranks != 0) return shards;
   const int64_t qkv = heads + 2 * groups * d;
-  if (ranks <= groups) {
+  if (m.multi_latent_attention) {
+    // The down-projections are not sharded.
+    rows_of(m.q_lora_rank ? "linear_q_up_proj" : "linear_q_proj", heads / ranks, heads, "",
+            m.q_lora_rank.value_or(hidden));
+    const int64_t keys_values = m.num_attention_heads * (m.qk_head_dim + m.v_head_dim);
+    rows_of("linear_kv_up_proj", keys_values / ranks, keys_values, "", m.kv_lora_rank);
+  } else if (ranks <= groups) {
     rows("linear_qkv", qkv / ranks, qkv, "");
   } else {
     rows("linear_qkv", heads / ranks, qkv, " (queries)");
     rows("linear_qkv", 2 * d, qkv, " (keys and values)");
   }
-  columns("linear_proj", heads);
+  columns("linear_proj", values);
   rows("linear_fc1", ffn / ranks, m.gated_linear_unit ? 2 * ffn : ffn, "");
   columns("linear_fc2", ffn);
   return shards;
@@ -246,7 +258,7 @@ RULE("R0906", tokenizer_has_files, "a tokenizer has the files of its type, unles
   if (c.dataset.kind == DatasetKind::mock) return;
   if (t.tokenizer_type == TokenizerKind::huggingface && !t.tokenizer_model)
     report.error("`tokenizer.tokenizer_type` huggingface needs `tokenizer.tokenizer_model`")
-        .help("set tokenizer.tokenizer_model=tokenizer.json");
+        .help("set tokenizer.tokenizer_model=tokenizer.json, or the directory of a model of Transformers");
   if (t.tokenizer_type == TokenizerKind::sentencepiece && !t.tokenizer_model)
     report.error("`tokenizer.tokenizer_type` sentencepiece needs `tokenizer.tokenizer_model`")
         .help("set tokenizer.tokenizer_model=tokenizer.model");
@@ -280,8 +292,8 @@ RULE("R0918", traced_steps_exist, "the traced steps are steps of the run", "prof
   const int64_t start = c.profiling.profile_step_start;
   if (!c.profiling.trace || !c.train.train_iters || start < *c.train.train_iters) return;
   report
-      .lint("`profiling.profile_step_start` " + to_text(start) + " is not below `train.train_iters` " +
-            to_text(*c.train.train_iters) + ": no step is traced")
+      .warning("`profiling.profile_step_start` " + to_text(start) + " is not below `train.train_iters` " +
+               to_text(*c.train.train_iters) + ": no step is traced")
       .help("for example, set profiling.profile_step_start=0");
 }
 
@@ -308,7 +320,7 @@ RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimi
 RULE("R0911", checkpoints_can_resume, "a run continues only from checkpoints with optimizer state",
      "checkpoint.save_optim", "checkpoint.save_interval") {
   if (!c.checkpoint.load_optim || c.checkpoint.save_optim || !c.checkpoint.save_interval) return;
-  report.lint("`checkpoint.save_optim` is false: a run that stops cannot continue from its checkpoints")
+  report.warning("`checkpoint.save_optim` is false: a run that stops cannot continue from its checkpoints")
       .help("set checkpoint.save_optim=true, unless weights are all that is wanted");
 }
 

@@ -24,7 +24,7 @@ RULE("R0401", sequence_parallel_needs_tensor, "sequence parallelism needs tensor
       .help("set dist.sequence_parallel=false, or dist.tensor_model_parallel_size to 2 or more");
 }
 
-RULE("R0402", heads_divide_tensor, "num_attention_heads is divisible by the tensor-parallel size",
+RULE("R0402", tensor_divides_heads, "num_attention_heads is divisible by the tensor-parallel size",
      "model.num_attention_heads", "dist.tensor_model_parallel_size") {
   if (c.model.num_attention_heads % tp(c) == 0) return;
   report
@@ -34,7 +34,7 @@ RULE("R0402", heads_divide_tensor, "num_attention_heads is divisible by the tens
             nearest_divisors(tp(c), c.model.num_attention_heads));
 }
 
-RULE("R0403", groups_divide_tensor,
+RULE("R0403", tensor_divides_groups,
      "num_query_groups is divisible by the tensor-parallel size, or divides it (replicated key/value heads)",
      "model.num_query_groups", "dist.tensor_model_parallel_size") {
   if (!c.model.num_query_groups || c.model.multi_latent_attention) return;
@@ -71,7 +71,7 @@ RULE("R0405", heads_divide_hidden,
           "; or num_attention_heads: " + nearest_divisors(c.model.num_attention_heads, c.model.hidden_size));
 }
 
-RULE("R0406", feed_forward_divides_tensor, "ffn_hidden_size is divisible by the tensor-parallel size",
+RULE("R0406", tensor_divides_feed_forward, "ffn_hidden_size is divisible by the tensor-parallel size",
      "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
   if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
   report
@@ -80,7 +80,7 @@ RULE("R0406", feed_forward_divides_tensor, "ffn_hidden_size is divisible by the 
       .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
 }
 
-RULE("R0407", vocabulary_divides_tensor,
+RULE("R0407", tensor_divides_vocabulary,
      "the padded vocabulary size is divisible by the tensor-parallel size", "model.padded_vocab_size",
      "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
   if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
@@ -206,15 +206,15 @@ RULE("R0412", window_below_sequence, "a sliding window is shorter than the seque
      "model.seq_length") {
   if (!c.model.window_size || *c.model.window_size < c.model.seq_length) return;
   report
-      .lint("`model.window_size` " + to_text(*c.model.window_size) + " masks no token in sequences of " +
-            counted(c.model.seq_length, "token"))
+      .warning("`model.window_size` " + to_text(*c.model.window_size) + " masks no token in sequences of " +
+               counted(c.model.seq_length, "token"))
       .help("unset model.window_size, or make it less than " + to_text(c.model.seq_length));
 }
 
 RULE("R0413", qkv_bias_is_extra, "add_qkv_bias is for models without other biases", "model.add_qkv_bias",
      "model.add_bias_linear") {
   if (!c.model.add_qkv_bias || !c.model.add_bias_linear) return;
-  report.lint("`model.add_qkv_bias` has no effect where `model.add_bias_linear` is true")
+  report.warning("`model.add_qkv_bias` has no effect where `model.add_bias_linear` is true")
       .help("unset model.add_qkv_bias");
 }
 
@@ -237,6 +237,38 @@ RULE("R0415", latent_attention_rotates_halves, "multi-latent attention excludes 
       .help("set model.rotary_interleaved=false");
 }
 
+RULE("R0421", latent_attention_has_rope, "multi-latent attention needs RoPE", "model.multi_latent_attention",
+     "model.position_embedding_type", "model.qk_pos_emb_head_dim") {
+  if (!c.model.multi_latent_attention || c.model.position_embedding_type == PositionEmbedding::rope) return;
+  report
+      .error(
+          "`model.multi_latent_attention` applies RoPE to `model.qk_pos_emb_head_dim` elements of each head, "
+          "but `model.position_embedding_type` is " +
+          std::string(enum_name(c.model.position_embedding_type)))
+      .help("set model.position_embedding_type=rope");
+}
+
+RULE("R0422", latent_projections_have_no_bias,
+     "the query and key/value projections of multi-latent attention have no biases",
+     "model.multi_latent_attention", "model.add_qkv_bias") {
+  if (!c.model.multi_latent_attention || !c.model.add_qkv_bias) return;
+  report
+      .error(
+          "`model.add_qkv_bias` is true, but the query and key/value projections of "
+          "`model.multi_latent_attention` have no biases")
+      .help("set model.add_qkv_bias=false");
+}
+
+RULE("R0423", latent_norm_is_of_compressed, "multi-latent attention excludes the norm across heads",
+     "model.multi_latent_attention", "model.qk_layernorm_across_heads", "model.qk_layernorm") {
+  if (!c.model.multi_latent_attention || !c.model.qk_layernorm || !c.model.qk_layernorm_across_heads) return;
+  report
+      .error(
+          "`model.qk_layernorm_across_heads` normalizes heads, but `model.multi_latent_attention` normalizes "
+          "what they are projected from")
+      .help("set model.qk_layernorm_across_heads=false");
+}
+
 // The ranks among which heads are exchanged for the sequence; 1: none.
 int64_t exchanging_ranks(const Config& c) {
   int64_t ranks = 1;
@@ -249,7 +281,7 @@ int64_t exchanging_ranks(const Config& c) {
   return ranks;
 }
 
-RULE("R0416", heads_divide_all_to_all,
+RULE("R0416", all_to_all_divides_heads,
      "all-to-all context parallelism (cp_comm_type a2a) needs num_attention_heads divisible by tensor * "
      "context parallelism",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_attention_heads",
@@ -266,7 +298,7 @@ RULE("R0416", heads_divide_all_to_all,
 
 // The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its
 // ranks.
-RULE("R0417", groups_divide_all_to_all,
+RULE("R0417", all_to_all_divides_groups,
      "with all-to-all context parallelism (cp_comm_type a2a), the key/value heads of a tensor-parallel rank "
      "are a multiple or a divisor of the ranks that exchange heads",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_query_groups",

@@ -17,7 +17,7 @@ struct EnumNames<DeviceKind> {
   static constexpr EnumEntry<DeviceKind> list[] = {
       {DeviceKind::automatic, "auto", "CUDA where a device is present, else the CPU"},
       {DeviceKind::cpu, "cpu", "the CPU"},
-      {DeviceKind::cuda, "cuda", "an NVIDIA GPU"},
+      {DeviceKind::cuda, "cuda", "an NVIDIA GPU", "gpu"},
       {DeviceKind::checked, "checked",
        "an asynchronous device emulated on the CPU, which detects missing synchronization", "guard"},
       {DeviceKind::simulated, "simulated",

@@ -11,8 +11,6 @@ namespace capstan::config {
 
 namespace {
 
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-
 bool is_blank_in_line(char c) {
   return c == ' ' || c == '\t' || c == '\r';
 }
@@ -27,7 +25,7 @@ size_t line_end(std::string_view text, size_t at) {
   return std::min(text.find('\n', at), text.size());
 }
 
-// Past a quoted scalar.
+// Returns the offset after the quoted scalar at `at`.
 size_t quoted_end(std::string_view text, size_t at) {
   const char quote = text[at];
   for (size_t i = at + 1; i < text.size(); ++i) {
@@ -62,7 +60,7 @@ size_t flow_item_end(std::string_view text, size_t at) {
   return text.size();
 }
 
-// Past the value where it ends on its line; for a value of several lines the end of its first one.
+// Returns the offset after a value that ends on its line; for a value of several lines, the end of the first.
 size_t value_end(std::string_view text, const Entry& entry) {
   const size_t at = offset_of(text, entry.value->location.line, entry.value->location.column);
   if (at >= text.size()) return text.size();
@@ -126,7 +124,7 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
     comment_of(key);
   }
 
-  // Lines that go on with it: indented deeper, or the dashes of a list in the key's own column.
+  // Includes the following lines of the value: those indented deeper, and list items in the key's column.
   for (size_t at = end; at < text.size();) {
     const size_t first = at + 1, last = line_end(text, first);
     if (first >= text.size()) break;
@@ -169,11 +167,46 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
   return edits;
 }
 
-std::vector<TextEdit> flow_removal(std::string_view text, const Entry& entry) {
+// Whether only blanks precede `at` on its line.
+bool begins_line(std::string_view text, size_t at) {
+  while (at > 0 && is_blank_in_line(text[at - 1])) --at;
+  return at == line_begin(text, at);
+}
+
+// Returns the offset after blanks, and after the comment that follows them on the line.
+size_t comment_end(std::string_view text, size_t at) {
+  while (at < text.size() && is_blank_in_line(text[at])) ++at;
+  return at < text.size() && text[at] == '#' ? line_end(text, at) : at;
+}
+
+// The edits that remove an entry in braces that begins its line, with its comments. `end`: the character
+// after its value. Empty if other entries follow on the line.
+std::vector<TextEdit> flow_lines_removal(std::string_view text, const Entry& entry, size_t begin,
+                                         size_t end) {
+  const size_t line = line_begin(text, begin);
+  const size_t first = comment_begin(text, line, text.substr(line, begin - line));
+  if (text[end] == ',') {
+    const size_t last = comment_end(text, end + 1);
+    if (last < text.size() && text[last] != '\n') return {};
+    return {{first, std::min(last + 1, text.size()), {}}};
+  }
+  if (!begins_line(text, end) || entry.index == 0) return {};
+  // The comma after the entry before it, which comments may follow.
+  const Node& before = entry.parent->items[entry.index - 1];
+  const SourceLocation& at = before.empty ? entry.parent->key_locations[entry.index - 1] : before.location;
+  const size_t comma = flow_item_end(text, offset_of(text, at.line, at.column));
+  const size_t last = comment_end(text, value_end(text, entry));
+  if (comma >= first || text[comma] != ',' || last >= end || text[last] != '\n') return {};
+  return {{comma, comma + 1, {}}, {first, last + 1, {}}};
+}
+
+std::vector<TextEdit> flow_removal(std::string_view text, const Entry& entry, CommentsOfEntry comments) {
   size_t begin = offset_of(text, entry.location.line, entry.location.column);
   const size_t value = offset_of(text, entry.value->location.line, entry.value->location.column);
   size_t end = flow_item_end(text, entry.value->empty ? begin : value);
   if (end >= text.size()) return {};
+  if (comments == CommentsOfEntry::go && begins_line(text, begin))
+    if (auto edits = flow_lines_removal(text, entry, begin, end); !edits.empty()) return edits;
   if (text[end] == ',') {
     ++end;
     while (end < text.size() && is_blank_in_line(text[end])) ++end;
@@ -234,7 +267,7 @@ std::vector<Entry> entries_of(const Node& recipe) {
 
 std::vector<TextEdit> removal(std::string_view text, const Entry& entry, CommentsOfEntry comments) {
   if (!in_braces(text, *entry.parent)) return block_removal(text, entry, comments);
-  if (entry.parent->items.size() > 1) return flow_removal(text, entry);
+  if (entry.parent->items.size() > 1) return flow_removal(text, entry, comments);
   if (entry.section.empty()) return {};
   Entry section{"", entry.section, entry.section_location, entry.parent, entry.parent, 0, {}};
   return block_removal(text, section, comments);

@@ -75,8 +75,9 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0801", "missing_file: a file that the recipe names and that is not there"},
       {"C0802", "unusable_file: a file that the recipe names, that is there, and that training cannot use"},
       {"C0803", "unwritable_directory: a directory that the run writes, and that cannot be made or written"},
-      {"C0804", "occupied_directory: a directory that the run would write, and that another run has written"},
+      {"C0804", "occupied_directory: a directory that the run would write, and that holds other files"},
       {"C0805", "device_not_here: a device of the recipe that this machine does not have"},
+      {"C0806", "start_warning: a warning about data or weights with which `train` would begin"},
   };
   return codes;
 }
@@ -169,21 +170,30 @@ std::string near_topics(const Schema& schema, std::string_view what) {
     for (const auto& name : {rule.code, rule.name}) shown.emplace(name, name);
   for (const auto& code : diagnostic_codes()) shown.emplace(code.code, code.code);
   std::vector<std::string> names;
+  names.reserve(shown.size());
   for (const auto& [name, text] : shown) names.push_back(name);
   std::vector<std::string> near = near_matches(what, names);
+  if (near.empty()) {
+    // The names of other programs, which are many.
+    for (const FieldInfo* field : schema.fields())
+      for (const std::string& name : field->known_as)
+        if (shown.emplace(name, field->path).second) names.push_back(name);
+    near = near_matches(what, names, 1);
+  }
   for (std::string& name : near) name = shown.at(name);
   return near_paths_help(near);
 }
 
 Topic find_topic(const Schema& schema, std::string_view what) {
   Topic topic;
+  if (what.empty()) return topic;
   for (const auto& code : diagnostic_codes())
     if (what == code.code) topic.code = &code;
   for (const auto& rule : schema.rules())
     if (what == rule.code || what == rule.name) topic.rule = &rule;
   topic.field = schema.find_spelling(what);
   topic.section = schema.find_section(what);
-  if (topic.field || topic.section || topic.rule || topic.code || what.empty()) return topic;
+  if (topic.field || topic.section || topic.rule || topic.code) return topic;
   const size_t dot = what.find('.');
   const bool dotted = dot != std::string_view::npos;
   if (!dotted) find_by_name(schema, what, topic);
@@ -243,7 +253,7 @@ std::string explain_field(const Schema& schema, const FieldInfo& field, const vo
   row("derived", field.formula);
   row("instead of", field.instead_of);
   row("unit", field.unit);
-  row("effect", std::string(effect_name(field.effect)));
+  row("effect", std::string(effect_text(field.effect)));
   row("since", field.since);
   for (const auto& condition : field.used_when) row("read when", condition.text);
   for (const auto& condition : schema.sections()[field.section_index].used_when)

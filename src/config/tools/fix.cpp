@@ -161,7 +161,7 @@ FixResult trim_recipe(const std::string& file, std::string text) {
   before.require_ok();
   const size_t warnings = count(before.diagnostics, Level::warning);
 
-  // The same in every field, and no field that was written becomes a derived one.
+  // Whether every field keeps its value, and no field that was written becomes a derived one.
   const auto same = [&](const Resolution& after) {
     if (!after.ok() || count(after.diagnostics, Level::warning) > warnings || after.presets != before.presets)
       return false;

@@ -129,22 +129,22 @@ std::string methods_part(const Schema& schema, const Library& library) {
       "A method takes a model: `capstan train sft model=llama3.1-8b`, with the short name "
       "`llama3.1-8b-sft`. A preset of `model` that is not in the table takes the settings that all models "
       "share, on one rank.\n\n";
-  std::vector<std::string> methods;
+  const std::vector<Library::Entry> methods = library.methods();
   std::set<std::string> models;
-  for (const auto& entry : library.methods()) {
-    methods.push_back(entry.name);
+  for (const auto& entry : methods) {
     models.insert(entry.models.begin(), entry.models.end());
     out += "- " + code(entry.name) + ": " + entry.description + "\n";
   }
   std::string rule = "|---|";
   out += "\n| model |";
-  for (const std::string& method : methods) out += " " + code(method) + " |", rule += "---|";
+  for (const auto& method : methods) out += " " + code(method.name) + " |", rule += "---|";
   out += "\n" + rule + "\n";
   for (const std::string& model : models) {
     out += "| " + code(model) + " |";
-    for (const std::string& method : methods) {
+    for (const auto& method : methods) {
       Config config;
-      const bool ok = resolve_named(schema, library, config, model + "-" + method).ok();
+      const bool listed = std::ranges::count(method.models, model) > 0;
+      const bool ok = listed && resolve_named(schema, library, config, model + "-" + method.name).ok();
       out += " " + (ok ? layout_text(config.dist) : std::string()) + " |";
     }
     out += "\n";
@@ -190,7 +190,8 @@ std::string index_page(const Schema& schema) {
       "# Reference\n\n"
       "Reference, for users who write recipes. Generated from the field tables by `scripts/docs.sh`; a test "
       "keeps the pages fresh. On the command line, `capstan explain optimizer.lr` shows a field, and "
-      "`capstan help reference/optimizer` a page.\n\n";
+      "`capstan help reference/optimizer` a page. A field's effect is what changes with it: the numbers of "
+      "the training run (math), its speed (perf), its memory, its files (io) or its reports (log).\n\n";
   for (const PageTitle& page : reference_titles(schema))
     out += "- [" + page.name + "](" + page.name + ".md): " + page.title + "\n";
   out +=

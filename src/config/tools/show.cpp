@@ -346,25 +346,10 @@ std::vector<Change> diff(const Resolution& before, const Resolution& after) {
 
 std::string render_diff(const std::vector<Change>& changes) {
   std::string out;
-  const auto title = [](Effect effect) {
-    switch (effect) {
-      case Effect::math:
-        return "numerics (math): the numbers of the training run";
-      case Effect::perf:
-        return "speed (perf): how fast it runs";
-      case Effect::memory:
-        return "memory: what it needs";
-      case Effect::io:
-        return "output (io): the files read and written";
-      case Effect::log:
-        return "output (log): what is reported";
-    }
-    return "";
-  };
   for (size_t i = 0; i < changes.size(); ++i) {
     const Change& change = changes[i];
     if (i == 0 || changes[i - 1].effect != change.effect)
-      out += (i ? "\n" : "") + std::string(title(change.effect)) + "\n";
+      out += (i ? "\n" : "") + std::string(effect_text(change.effect)) + "\n";
     const auto side = [](const std::string& value, const std::string& origin) {
       return value.empty() ? std::string("(off)") : value + "  (" + origin + ")";
     };

@@ -36,8 +36,9 @@ std::string show(const Resolution& resolution, const ShowOptions& options = {});
 std::string resolved_recipe(const Schema& schema, const void* root, const Resolved& resolved);
 std::string resolved_recipe(const Resolution& resolution);
 
-// Everything about a field, a section, a rule (`R0201`, `global_batch_divisible`) or a diagnostic code; with
-// a resolution also the value, every write in order, and what depends on it. Throws like show.
+// Everything about a field, a section, a rule (`R0201`, `global_batch_divisible`) or a diagnostic code;
+// with a resolution also the value, every write in order, and what depends on it. Empty `what`: the
+// sections. Throws like show.
 std::string explain(const Schema& schema, std::string_view what, const void* root = nullptr,
                     const Resolved* resolved = nullptr);
 std::string explain(std::string_view what, const Resolution* resolution = nullptr);

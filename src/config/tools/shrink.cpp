@@ -52,7 +52,7 @@ class Shrinker {
   void impose(const std::string& path, const std::string& value) {
     out_.push_back(Override::token(path + "=" + value));
   }
-  // Unless the command line has it; returns the value that counts.
+  // Sets a field, unless the command line sets it. Returns the value in effect.
   int64_t set(const std::string& path, int64_t value, int64_t given) {
     if (by_user(path)) return given;
     if (value != given || !written(path)) impose(path, std::to_string(value));
@@ -64,7 +64,7 @@ class Shrinker {
   void set(const std::string& path, const std::string& value) {
     if (!by_user(path)) impose(path, value);
   }
-  // Back to what follows from the rest.
+  // Sets a field to null, so that its value is derived, unless the command line sets it.
   void leave_open(const std::string& path) {
     if (written(path) && !by_user(path)) impose(path, "null");
   }
@@ -128,23 +128,38 @@ class Shrinker {
     if (groups == all) {
       groups_ = heads_ = round_up(std::min(all, kHeads), among);
     } else {
-      // The same queries for a key as far as that is few; keys on several ranks stay so.
+      // Keeps the number of query heads per key head up to a limit; replicated key heads stay replicated.
       int64_t of_one = std::min(all / groups, kHeadsOfOne);
       groups_ = groups < d_.tensor_model_parallel_size ? 1 : std::min(groups, kGroups);
       if (by_user("model.num_query_groups")) groups_ = groups;
       groups_ = round_up(groups_, among / std::gcd(among, of_one));
-      // A tensor rank has an integral number of groups, or a group has one of ranks.
+      // The number of groups has to be a multiple or a divisor of the tensor-parallel size.
       if (groups_ % tp_ != 0 && tp_ % groups_ != 0) groups_ = round_up(groups_, std::lcm(among, tp_));
       heads_ = groups_ * of_one;
     }
     heads_ = set("model.num_attention_heads", heads_, all);
     groups_ = set("model.num_query_groups", groups_, groups);
     const int64_t width = m_.kv_channels.value_or(m_.hidden_size / all);
+    if (m_.multi_latent_attention) return latent_heads(width);
     head_ = std::min(width, kHeadWidth);
     const double rotated = m_.rotary_percent * static_cast<double>(head_) / 2;
     if (m_.position_embedding_type == PositionEmbedding::rope && rotated != std::floor(rotated))
       head_ = width;
     head_ = set("model.kv_channels", head_, width);
+    if (written("model.softmax_scale") && m_.softmax_scale)
+      set("model.softmax_scale", *m_.softmax_scale * std::sqrt(ratio(width, head_)));
+  }
+
+  // Latent attention: the widths of a head's parts, and of what they are projected from.
+  void latent_heads(int64_t width) {
+    if (m_.q_lora_rank) set("model.q_lora_rank", std::min<int64_t>(*m_.q_lora_rank, 32), *m_.q_lora_rank);
+    set("model.kv_lora_rank", std::min<int64_t>(m_.kv_lora_rank, 32), m_.kv_lora_rank);
+    const int64_t plain = set("model.qk_head_dim", std::min(m_.qk_head_dim, kHeadWidth), m_.qk_head_dim);
+    rotated_ = set("model.qk_pos_emb_head_dim", std::min<int64_t>(m_.qk_pos_emb_head_dim, 8),
+                   m_.qk_pos_emb_head_dim);
+    set("model.v_head_dim", std::min(m_.v_head_dim, kHeadWidth), m_.v_head_dim);
+    head_ = plain + rotated_;
+    leave_open("model.kv_channels");
     if (written("model.softmax_scale") && m_.softmax_scale)
       set("model.softmax_scale", *m_.softmax_scale * std::sqrt(ratio(width, head_)));
   }
@@ -165,7 +180,7 @@ class Shrinker {
     set("model.ffn_hidden_size",
         std::min(ffn, rounded(ratio(ffn, m_.hidden_size) * static_cast<double>(hidden_), unit)), ffn);
     if (quantized) set("peft.quantization_block", int64_t{32}, recipe_.config.peft->quantization_block);
-    // An odd size stays one, so that rows of padding stay.
+    // A vocabulary that needs padding keeps a size that needs padding.
     const bool padded = m_.padded_vocab_size && *m_.padded_vocab_size != m_.vocab_size;
     int64_t vocabulary = kVocabulary;
     const int64_t multiple = m_.make_vocab_size_divisible_by;
@@ -174,13 +189,6 @@ class Shrinker {
     leave_open("model.padded_vocab_size");
     if (m_.embedding_multiplier)
       set("model.embedding_multiplier", *m_.embedding_multiplier * std::sqrt(ratio(hidden_, m_.hidden_size)));
-    if (m_.multi_latent_attention) {
-      if (m_.q_lora_rank) set("model.q_lora_rank", std::min<int64_t>(*m_.q_lora_rank, 32), *m_.q_lora_rank);
-      set("model.kv_lora_rank", std::min<int64_t>(m_.kv_lora_rank, 32), m_.kv_lora_rank);
-      set("model.qk_head_dim", std::min<int64_t>(m_.qk_head_dim, 16), m_.qk_head_dim);
-      set("model.qk_pos_emb_head_dim", std::min<int64_t>(m_.qk_pos_emb_head_dim, 8), m_.qk_pos_emb_head_dim);
-      set("model.v_head_dim", std::min<int64_t>(m_.v_head_dim, 16), m_.v_head_dim);
-    }
   }
 
   // Layers of every kind that the model has, in stages of equal size.
@@ -203,7 +211,7 @@ class Shrinker {
     if (m_.window_size && *m_.window_size < large) {
       set("model.window_size", std::clamp<int64_t>(scaled(*m_.window_size), 1, seq_ - 1), *m_.window_size);
     } else if (m_.window_size) {
-      // The window would hide nothing.
+      // The window is not smaller than the sequence, and would mask nothing.
       leave_open("model.window_size");
       leave_open("model.window_attn_skip_freq");
     }
@@ -219,7 +227,9 @@ class Shrinker {
     if (m_.position_embedding_type != PositionEmbedding::rope || !m_.rope_scaling) return;
     const int64_t original = m_.rope_scaling_original_max_position_embeddings;
     set("model.rope_scaling_original_max_position_embeddings", scaled(original), original);
-    const int64_t pairs = std::llround(m_.rotary_percent * static_cast<double>(head_)) / 2;
+    const int64_t pairs = m_.multi_latent_attention
+                              ? rotated_ / 2
+                              : std::llround(m_.rotary_percent * static_cast<double>(head_)) / 2;
     const auto resample = [&](const char* path, const std::vector<double>& factors) {
       if (factors.empty() || static_cast<int64_t>(factors.size()) == pairs) return;
       std::string list;
@@ -344,7 +354,7 @@ class Shrinker {
   const TrainConfig& t_;
   std::vector<Override> out_;
   int64_t tp_ = 1, pp_ = 1, cp_ = 1, dp_ = 1, vp_ = 1, world_ = 1;
-  int64_t heads_ = 0, groups_ = 0, head_ = 0, hidden_ = 0, seq_ = 0, layers_ = 0;
+  int64_t heads_ = 0, groups_ = 0, head_ = 0, rotated_ = 0, hidden_ = 0, seq_ = 0, layers_ = 0;
 };
 
 }  // namespace

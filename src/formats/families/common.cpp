@@ -56,7 +56,11 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
     m.rope_scaling_truncate = c.boolean("truncate", true);
     if (c.has("attention_factor")) m.rope_scaling_attention_factor = c.number("attention_factor");
     const double scale = c.number("mscale", 0), all = c.number("mscale_all_dim", 0);
-    if (scale != 0 && all != 0 && !m.rope_scaling_attention_factor) {
+    if (m.multi_latent_attention) {
+      // They also change the softmax scale.
+      if (scale != 0) m.rope_scaling_mscale = scale;
+      if (all != 0) m.rope_scaling_mscale_all_dim = all;
+    } else if (scale != 0 && all != 0 && !m.rope_scaling_attention_factor) {
       const double log = std::log(m.rope_scaling_factor);
       m.rope_scaling_attention_factor = (0.1 * scale * log + 1) / (0.1 * all * log + 1);
     }
@@ -80,7 +84,7 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
     // Parameters of a type that has just been refused.
     c.changes_nothing({"factor", kOriginal});
     c.refuse("`rope_type` is " + in_quotes(type) +
-             ", which the engine lacks (it has default, linear, llama3, yarn, longrope)");
+             ", which Capstan does not support (it has default, linear, llama3, yarn, longrope)");
   }
 }
 
@@ -102,7 +106,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   const Json& parameters = c.value("rope_parameters");
   const Json& scaling = c.value("rope_scaling");
-  m.rotary_base = c.number("rope_theta", 10000.0);
+  m.rotary_base = c.number("rope_theta", how.rotary_base);
   m.rotary_percent = c.number("partial_rotary_factor", 1.0);
   if (!parameters.is_null() && !scaling.is_null() && scaling != parameters)
     c.refuse("`rope_scaling` and `rope_parameters` differ");
@@ -118,10 +122,10 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
     };
     take("rope_theta", m.rotary_base);
     take("partial_rotary_factor", m.rotary_percent);
-    settle_rotary_percent(c, m);
+    if (!m.multi_latent_attention) settle_rotary_percent(c, m);
     read_scaling(inner, m, c, how.original_positions);
     inner.finish();
-  } else {
+  } else if (!m.multi_latent_attention) {
     settle_rotary_percent(c, m);
   }
   if (!how.partial_rotary && m.rotary_percent != 1)
@@ -158,6 +162,8 @@ void write_rope(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
       s["beta_fast"] = m.rope_scaling_beta_fast;
       s["beta_slow"] = m.rope_scaling_beta_slow;
       s["truncate"] = m.rope_scaling_truncate;
+      if (m.rope_scaling_mscale) s["mscale"] = *m.rope_scaling_mscale;
+      if (m.rope_scaling_mscale_all_dim) s["mscale_all_dim"] = *m.rope_scaling_mscale_all_dim;
       break;
     case RopeScaling::longrope:
       s["short_factor"] = m.rope_scaling_short_factors;
@@ -189,7 +195,8 @@ void read_activation(ConfigJson& c, ModelConfig& m, const char* key, const char*
       m.activation_func = one.function;
       return;
     }
-  c.refuse("`" + std::string(key) + "` is " + in_quotes(name) + ", an activation that the engine lacks");
+  c.refuse("`" + std::string(key) + "` is " + in_quotes(name) +
+           ", an activation that Capstan does not support");
 }
 
 const char* activation_name(const ModelConfig& m) {
@@ -209,11 +216,14 @@ static void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how)
          c.location() + ": `num_attention_heads` (" + std::to_string(m.num_attention_heads) +
              ") is not a multiple of `num_key_value_heads` (" + std::to_string(*m.num_query_groups) + ")");
   const int64_t head = of_class<int64_t>(c, "head_dim", how.head, 0);
-  if (!c.has("head_dim") && head == 0 && m.hidden_size % m.num_attention_heads != 0)
+  if (how.read_heads)
+    how.read_heads(c, m);
+  else if (!c.has("head_dim") && head == 0 && m.hidden_size % m.num_attention_heads != 0)
     fail(ErrorCode::format, c.location() + ": `hidden_size` (" + std::to_string(m.hidden_size) +
                                 ") is not a multiple of `num_attention_heads` (" +
                                 std::to_string(m.num_attention_heads) + "), and there is no `head_dim`");
-  m.kv_channels = c.integer("head_dim", head != 0 ? head : m.hidden_size / m.num_attention_heads);
+  if (!how.read_heads)
+    m.kv_channels = c.integer("head_dim", head != 0 ? head : m.hidden_size / m.num_attention_heads);
   m.ffn_hidden_size = c.integer("intermediate_size");
   m.vocab_size = c.integer("vocab_size");
   m.max_position_embeddings = c.integer("max_position_embeddings");
@@ -245,7 +255,10 @@ static void write_llama_like(const ModelConfig& m, OrderedJson& j, const LlamaLi
   j["hidden_size"] = m.hidden_size;
   j["num_attention_heads"] = m.num_attention_heads;
   j["num_key_value_heads"] = *m.num_query_groups;
-  j["head_dim"] = *m.kv_channels;
+  if (how.write_heads)
+    how.write_heads(m, j);
+  else
+    j["head_dim"] = *m.kv_channels;
   j["intermediate_size"] = *m.ffn_hidden_size;
   j["vocab_size"] = m.vocab_size;
   j["max_position_embeddings"] = *m.max_position_embeddings;
@@ -333,9 +346,11 @@ TensorNames llama_names() {
 }
 
 std::span<const Family* const> all_families() {
-  extern const Family kLlama, kQwen2, kQwen3, kMistral, kOlmo2, kGemma2, kPhi3, kGpt2;
-  static const Family* const families[] = {&kLlama, &kQwen2,  &kQwen3, &kMistral,
-                                           &kOlmo2, &kGemma2, &kPhi3,  &kGpt2};
+  extern const Family kLlama, kQwen2, kQwen3, kMistral, kMixtral, kQwen2Moe, kQwen3Moe, kOlmo2, kOlmoe,
+      kGemma2, kPhi3, kGpt2, kDeepseekV2, kDeepseekV3;
+  static const Family* const families[] = {&kLlama,    &kQwen2,    &kQwen3,      &kMistral,   &kMixtral,
+                                           &kQwen2Moe, &kQwen3Moe, &kOlmo2,      &kOlmoe,     &kGemma2,
+                                           &kPhi3,     &kGpt2,     &kDeepseekV3, &kDeepseekV2};
   return families;
 }
 

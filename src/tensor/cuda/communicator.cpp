@@ -44,7 +44,7 @@ constexpr int kOldestVersion = NCCL_VERSION(2, 18, 1);
   DO(AllGather)
 
 // The functions of the library; all of them are null where it cannot be used.
-struct Library {
+struct NcclLibrary {
 #define CAPSTAN_NCCL_MEMBER(name) decltype(&nccl##name) name = nullptr;
   CAPSTAN_NCCL_FUNCTIONS(CAPSTAN_NCCL_MEMBER)
 #undef CAPSTAN_NCCL_MEMBER
@@ -59,7 +59,7 @@ std::string version_text(int version) {
 }
 
 // Sets the functions; returns the name of one that the library lacks, null where it has all.
-const char* find_functions(void* object, Library& library) {
+const char* find_functions(void* object, NcclLibrary& library) {
 #define CAPSTAN_NCCL_FIND(name)                                                           \
   library.name = reinterpret_cast<decltype(library.name)>(::dlsym(object, "nccl" #name)); \
   if (!library.name) return "nccl" #name;
@@ -68,8 +68,8 @@ const char* find_functions(void* object, Library& library) {
   return nullptr;
 }
 
-Library open_library() {
-  Library library;
+NcclLibrary open_nccl() {
+  NcclLibrary library;
   void* const object = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!object) {
     const char* const text = ::dlerror();
@@ -84,8 +84,8 @@ Library open_library() {
                       ", and the backend needs " + version_text(kOldestVersion) + " or newer"};
   return library;
 }
-const Library& nccl() {
-  static const Library library = open_library();
+const NcclLibrary& nccl() {
+  static const NcclLibrary library = open_nccl();
   return library;
 }
 

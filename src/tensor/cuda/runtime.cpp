@@ -6,6 +6,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
 namespace capstan::cuda {
@@ -128,6 +129,9 @@ CUdeviceptr driver_address(void* address) {
 Status count_devices(int32_t* count) {
   *count = 0;
   int driver_version = 0, found = 0;
+  // Before the driver starts. With its default of 8 connections, queues and groups of ranks would share some,
+  // and work that shares one does not overlap.
+  (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   // 0 where no driver is installed.
   (void)cudaDriverGetVersion(&driver_version);
   const cudaError_t error = cudaGetDeviceCount(&found);
@@ -257,7 +261,11 @@ Status record_event(OpenDevice* device, void* event, void* stream) {
 Status query_event(OpenDevice* device, void* event) {
   CAPSTAN_USE(device);
   const cudaError_t error = cudaEventQuery(event_of(event));
-  if (error == cudaErrorNotReady) return {StatusCode::not_ready, nullptr};
+  if (error == cudaErrorNotReady) {
+    // Not an error, which last_error() would report.
+    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();
+    return {StatusCode::not_ready, nullptr};
+  }
   return status_of(error, "cudaEventQuery");
 }
 Status wait_event(OpenDevice* device, void* event) {

@@ -237,7 +237,7 @@ Value Interpreter::eval_kind(const Expr& expr, Frame& frame) {
       const Value value = operand(0);
       if (expr.text == "not") return Value(!value.truthy());
       if (!value.is_number())
-        runtime_.error("`" + expr.text + "` before a " + value.type_name() + " means nothing");
+        runtime_.error("`" + expr.text + "` cannot be applied to a " + value.type_name());
       return runtime_.binary(expr.text, Value(int64_t{0}), value);
     }
     case ExprKind::binary: {

@@ -211,7 +211,7 @@ Value Runtime::binary(std::string_view op, const Value& a, const Value& b) {
         error((undefined->name && !undefined->name->empty() ? "`" + *undefined->name + "`"
                                                             : std::string("a value")) +
               " is undefined");
-    error("`" + std::string(op) + "` between " + a.type_name() + " and " + b.type_name() + " means nothing");
+    error("`" + std::string(op) + "` cannot combine " + a.type_name() + " and " + b.type_name());
   };
   const auto x = a.integer(), y = b.integer();
   if (x && y) {

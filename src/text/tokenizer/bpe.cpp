@@ -151,9 +151,6 @@ void BpeModel::encode_words(const PieceBatch& batch, Scratch& scratch, std::vect
   out.resize(static_cast<size_t>(write - out.data()));
 }
 
-// SentencePiece's space.
-static constexpr std::string_view kMetaspace = "\xE2\x96\x81";
-
 void BpeModel::finish_characters() {
   character_ids_.assign(0x10000, -1);
   for (int32_t id = 0; id < vocabulary_.size(); ++id) {

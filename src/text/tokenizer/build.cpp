@@ -192,7 +192,7 @@ void Tokenizer::Pipeline::add_bpe(const TokenizerSpec& spec) {
 
 void Tokenizer::Pipeline::fail_unknown(const TokenizerSpec& spec) {
   fail(ErrorCode::format,
-       spec.vocab_location + ": the unknown token " + in_quotes(*spec.unknown) + " is not there");
+       spec.vocab_location + ": the unknown token " + in_quotes(*spec.unknown) + " is not in the vocabulary");
 }
 
 void Tokenizer::Pipeline::add_unigram(const TokenizerSpec& spec) {

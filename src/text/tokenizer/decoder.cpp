@@ -5,6 +5,7 @@
 
 #include "base/utf8.hpp"
 #include "text/tokenizer/byte_level.hpp"
+#include "text/tokenizer/text_pieces.hpp"
 #include "text/tokenizer/utf8_lossy.hpp"
 
 namespace capstan::text {
@@ -12,7 +13,6 @@ namespace capstan::text {
 namespace {
 
 using StepKind = DecoderStep::Kind;
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 std::string replaced(std::string_view text, std::string_view what, std::string_view with) {
   std::string result;

@@ -5,13 +5,12 @@
 #include <unordered_map>
 
 #include "base/error.hpp"
+#include "text/tokenizer/text_pieces.hpp"
 #include "text/tokenizer/utf8_lossy.hpp"
 
 namespace capstan::text {
 
 namespace {
-
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 class NormalizerStep : public TextStep {
  public:

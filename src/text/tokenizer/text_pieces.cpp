@@ -75,8 +75,8 @@ void TextPieces::put(char32_t c, OffsetRange range) {
 
 void TextPieces::check_growth() const {
   if (new_text_.size() > most_bytes_)
-    fail(ErrorCode::format, "the tokenizer's steps make more than " + std::to_string(most_bytes_) +
-                                " bytes of a text, which only fills memory");
+    fail(ErrorCode::format,
+         "the tokenizer's steps expand a text to more than " + std::to_string(most_bytes_) + " bytes");
 }
 
 void TextPieces::end_rewrite() {

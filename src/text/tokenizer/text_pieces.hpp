@@ -17,6 +17,9 @@
 
 namespace capstan::text {
 
+// The character of a vocabulary that stands for a space (SentencePiece): U+2581.
+inline constexpr std::string_view kMetaspace = "\xE2\x96\x81";
+
 // First of 256 values above Unicode that stand for single bytes that are not valid UTF-8.
 inline constexpr char32_t kRawByte = 0x110000;
 // Calls f(character, bytes) for each character of the text.

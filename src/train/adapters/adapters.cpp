@@ -72,7 +72,7 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
     const Tensor squared = ops::squared_row_lengths(
         context, weight, *by_name.at(around + "linear_in.weight"), *by_name.at(around + "linear_out.weight"),
         static_cast<float>(config::adapter_scale(*config.peft)),
-        spec.partial_over_tensor ? store.groups().tensor : nullptr, rows);
+        spec.partial_over_tensor ? store.groups().dense.tensor : nullptr, rows);
     std::vector<float>& values = lengths[parameter.get()] = squared.to_host<float>();
     for (float& value : values) value = std::sqrt(value);
   }

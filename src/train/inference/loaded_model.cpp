@@ -6,6 +6,7 @@
 #include "base/json.hpp"
 #include "checkpoint/reader.hpp"
 #include "config/core/external.hpp"
+#include "config/sections/pipeline_layout.hpp"
 #include "parallel/pipeline.hpp"
 #include "train/adapters/adapters.hpp"
 #include "train/adapters/base_model.hpp"
@@ -145,6 +146,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
         checkpoint::Reader::open(adapters->run->checkpoint, checkpoint::Depth::structure), adapter);
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world));
+  choose_tf32(*device_, config.mixed_precision);
   connect(mesh_, choose_transport(config, world, gpu_of(world, *device_)).transport, config, world, *device_);
   model_ = models::build(config.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
@@ -165,7 +167,6 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
 }
 
 Tensor LoadedModel::pass(int64_t rows, Stage stage) {
-  comm::Communicator& stages = mesh_.group("pp");
   const auto chunks = static_cast<int64_t>(model_->stages().size());
   Tensor answer;
   const auto one_stage = [&](int64_t chunk, const Tensor& hidden_states) {
@@ -179,7 +180,7 @@ Tensor LoadedModel::pass(int64_t rows, Stage stage) {
   std::vector<parallel::PipelineAction> steps;
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
     steps.push_back({parallel::ActionKind::forward, 0, static_cast<int32_t>(chunk)});
-  parallel::run_actions({.ranks = stages.size(), .chunks = chunks}, steps,
+  parallel::run_actions(pipeline_shape(config_, 1), steps,
                         parallel::pipeline_comm(mesh_, tensor_parallel(config_, mesh_)), work);
 
   return answer;
@@ -191,7 +192,8 @@ std::vector<T> LoadedModel::on_every_rank(const Tensor& answer, int64_t values) 
   std::vector<T> result(static_cast<size_t>(values));
   if (answer.defined()) result = answer.to_host<T>();
   CAPSTAN_ASSERT(static_cast<int64_t>(result.size()) == values, "an answer of " + answer.text());
-  stages.broadcast(result.data(), values * static_cast<int64_t>(sizeof(T)), stages.size() - 1);
+  stages.broadcast(result.data(), values * static_cast<int64_t>(sizeof(T)),
+                   static_cast<int>(config::stage_ranks(config_.dist).back()));
   return result;
 }
 

@@ -135,13 +135,12 @@ EventsWriter::EventsWriter(const std::filesystem::path& directory, double wall_t
   std::error_code ignored;
   // The open below reports what matters.
   std::filesystem::create_directories(directory, ignored);
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0')
-    std::strcpy(host.data(), "localhost");
+  std::string host = host_name();
+  if (host.empty()) host = "localhost";
   std::array<char, 32> seconds;
   std::snprintf(seconds.data(), seconds.size(), "%010lld", static_cast<long long>(wall_time));
   for (int n = 0; fd_ < 0; ++n) {
-    path_ = directory / ("events.out.tfevents." + std::string(seconds.data()) + "." + host.data() + "." +
+    path_ = directory / ("events.out.tfevents." + std::string(seconds.data()) + "." + host + "." +
                          std::to_string(::getpid()) + "." + std::to_string(n));
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (fd_ < 0 && errno != EEXIST)

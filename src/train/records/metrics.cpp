@@ -33,6 +33,12 @@ MetricsRow& MetricsRow::number(std::string_view name, float value) {
   const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
   return raw(name, {buffer.data(), static_cast<size_t>(end - buffer.data())});
 }
+MetricsRow& MetricsRow::numbers(std::string_view name, std::span<const double> values) {
+  std::string list;
+  for (const double value : values)
+    list += (list.empty() ? "" : ", ") + (std::isfinite(value) ? to_text(value) : std::string("null"));
+  return raw(name, "[" + list + "]");
+}
 MetricsRow& MetricsRow::integer(std::string_view name, int64_t value) {
   return raw(name, std::to_string(value));
 }

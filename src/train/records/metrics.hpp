@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,7 @@ class MetricsRow {
   MetricsRow& number(std::string_view name, double value);
   // Writes the digits of the float, not of the same value as double.
   MetricsRow& number(std::string_view name, float value);
+  MetricsRow& numbers(std::string_view name, std::span<const double> values);
   MetricsRow& integer(std::string_view name, int64_t value);
   MetricsRow& boolean(std::string_view name, bool value);
   MetricsRow& text(std::string_view name, std::string_view value);

@@ -63,9 +63,7 @@ FileLock::FileLock(const fs::path& directory, std::string_view what) {
              (who.empty() ? "another process" : std::string(who)),
          "wait for it to end, or choose another directory");
   }
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  const std::string who = "process " + std::to_string(::getpid()) + " on " + host.data() + "\n";
+  const std::string who = "process " + std::to_string(::getpid()) + " on " + host_name() + "\n";
   if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, who.data(), who.size(), 0) < 0) {
     // The lock holds even if its file does not name the owner, who is named in errors only.
   }
@@ -84,6 +82,29 @@ static bool is_temporary(const fs::path& path) {
          name.find_first_not_of("0123456789", at + 5) == std::string::npos;
 }
 
+void require_run_or_empty(const fs::path& path) {
+  std::error_code error;
+  if (is_run(path) || !fs::exists(path, error)) return;
+  if (!fs::is_directory(path, error))
+    fail(ErrorCode::failed, "`" + path.string() + "` is a file, not a run directory", "give {other_run_dir}");
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (entry.path().filename() != "lock" && !is_temporary(entry.path()))
+      fail(ErrorCode::failed,
+           "`" + path.string() + "` exists and is not a run directory (it has no " + std::string(kRunFile) +
+               ")",
+           "give {other_run_dir}");
+}
+
+void record_killed(const fs::path& run, std::string_view since, std::string_view reason) {
+  if (!is_run(run)) return;
+  const FileLock lock(run, "run");
+  RunFile file = read_run_file(run);
+  if (file.state != "running" || !file.reason.empty() || file.started < since) return;
+  file.reason = reason;
+  file.ended = utc_now();
+  write_file_durably(run / kRunFile, run_file_text(file));
+}
+
 RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
   std::error_code error;
   const bool exists = fs::exists(path / kRunFile, error);
@@ -94,16 +115,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
              (run.step ? " at step " + std::to_string(*run.step) : std::string()) + ")",
          "{resume}, or give {other_run_dir}");
   }
-  if (!exists && fs::exists(path, error)) {
-    if (!fs::is_directory(path, error))
-      fail(ErrorCode::failed, "`" + path.string() + "` is a file, not a run directory");
-    for (const auto& entry : fs::directory_iterator(path, error))
-      if (entry.path().filename() != "lock" && !is_temporary(entry.path()))
-        fail(ErrorCode::failed,
-             "`" + path.string() + "` exists and is not a run directory (it has no " + std::string(kRunFile) +
-                 ")",
-             "give {other_run_dir}");
-  }
+  require_run_or_empty(path);
   checkpoint::real_file_system().make_directories(path);
   lock_.emplace(path, "run");
   // Looked at again under the lock: another process may have been faster.

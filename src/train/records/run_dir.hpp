@@ -57,6 +57,15 @@ class FileLock {
   int fd_ = -1;
 };
 
+// Throws ErrorCode::failed if the path exists, and no run can begin or continue there: it is a file, or a
+// directory that holds other files than those of a run.
+void require_run_or_empty(const std::filesystem::path& path);
+
+// Records why the last start of a run was killed, for a launcher that outlives its ranks. Does nothing if
+// that start was before `since` (utc_now() of the launch) or has recorded its end, or if the path is no
+// run. Throws if a process works on the run.
+void record_killed(const std::filesystem::path& run, std::string_view since, std::string_view reason);
+
 class RunDirectory {
  public:
   // Creates the directory, or opens an existing run when `resume` is set, and takes its lock. Throws

@@ -155,6 +155,7 @@ RunSummary summarize(const fs::path& run) {
     summary.state = RunState::failed;
   else
     summary.state = file.state == "running" ? RunState::killed : RunState::stopped;
+  if (summary.state == RunState::killed && summary.reason.empty()) summary.reason = kUnknownEnd;
   summary.file = file;
   if (const auto row = last_logged_step(run / "metrics.jsonl")) {
     summary.step = summary.logged_step = row->step;

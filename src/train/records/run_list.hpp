@@ -13,6 +13,9 @@ namespace capstan::records {
 
 inline constexpr std::string_view kRunFile = "run.json";
 inline constexpr std::string_view kRunSchema = "capstan.run/1";
+// The reason of a run whose processes ended without recording one.
+inline constexpr const char* kUnknownEnd =
+    "no reason recorded; for example SIGKILL, no memory left, a second ctrl-C, or the machine stopped";
 
 // run.json as it is on the disk. Times are UTC, "2026-01-31T12:34:56Z"; empty: not yet.
 struct RunFile {

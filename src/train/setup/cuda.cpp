@@ -4,6 +4,7 @@
 #include <set>
 #include <vector>
 
+#include "base/division.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/wording.hpp"
@@ -65,6 +66,11 @@ const CudaStatus& cuda_status() {
 cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank) {
   CAPSTAN_ASSERT(status.usable, "a device of a backend that cannot be used");
   return facts_of(*status.usable, local_rank % status.devices);
+}
+
+std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, int local_ranks) {
+  if (!status.usable) return std::nullopt;
+  return facts_of_rank(status, 0).memory / ceil_div(std::max(1, local_ranks), status.devices);
 }
 
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads) {

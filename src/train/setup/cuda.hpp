@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,9 @@ std::string capability_text(int capability);
 
 // The GPU that a local rank takes. status: of a backend that can be used.
 cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank);
+
+// Bytes of a GPU for each of the ranks of a host; nothing for a backend that cannot be used.
+std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, int local_ranks);
 
 // Makes the device of a rank. Ranks of a host that see the same devices take them in turn.
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads);

@@ -74,6 +74,7 @@ GpuFormats simulated_formats(int) {
 }
 constexpr DeviceBackend kCuda{.table = cuda_table,
                               .rules = cuda::CudaDevice::rules(),
+                              .memory = [](int ranks) { return gpu_memory_of_rank(cuda_status(), ranks); },
                               .queues_work = true,
                               .gemm_type = [](DType compute) { return compute; },
                               .gemm_gflops = 1e5,
@@ -105,10 +106,15 @@ const DeviceBackend& backend_of(config::DeviceKind kind) {
   return kind == config::DeviceKind::cuda ? kCuda : kCpu;
 }
 
-std::string device_note(config::DeviceKind kind) {
-  if (kind != config::DeviceKind::automatic || !cuda_status().built) return "";
-  const auto problem = cuda_problem();
-  return problem ? "train.device=auto: on the CPU, because " + problem->reason : "";
+std::vector<std::string> device_notes(const config::Config& config) {
+  std::vector<std::string> notes;
+  if (config.train.device != config::DeviceKind::automatic) return notes;
+  if (const auto problem = cuda_problem(); problem && cuda_status().built)
+    notes.push_back("train.device=auto: on the CPU, because " + problem->reason);
+  if (config.mixed_precision.tf32 && device_kind(config.train.device) == config::DeviceKind::cpu)
+    notes.emplace_back(
+        "mixed_precision.tf32 has no effect on the CPU: fp32 operands are multiplied as they are");
+  return notes;
 }
 
 void check_device(config::DeviceKind kind) {
@@ -166,9 +172,16 @@ std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, Lo
   return backend_of(kind).make({.threads = threads_per_rank(threads, rank.count), .local_rank = rank.index});
 }
 
+void choose_tf32(const Device& device, const config::MixedPrecisionConfig& precision) {
+  if (const auto use_tf32 = device.table().gemm->use_tf32)
+    use_tf32(precision.tf32 && precision.params_dtype == config::Precision::fp32);
+}
+
 std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank) {
   check_device(config, rank.index);
-  return make_device(config.train.device, config.train.threads.value_or(0), rank);
+  std::unique_ptr<Device> device = make_device(config.train.device, config.train.threads.value_or(0), rank);
+  choose_tf32(*device, config.mixed_precision);
+  return device;
 }
 
 }  // namespace capstan::train

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/world.hpp"
 #include "config/sections/config.hpp"
@@ -46,9 +47,10 @@ struct DeviceBackend {
   bool runs_on_host_threads = false;
   // Tensors lie in the host's memory, where the host accesses them.
   bool shares_host_memory = false;
-  // The memory is part of the host's, also where the host does not access it; else its size is unknown
-  // without the device.
+  // The memory is part of the host's, also where the host does not access it.
   bool lies_in_host_memory = false;
+  // Bytes of other memory for each of the ranks of a host. Null, and nothing without the device: unknown.
+  std::optional<int64_t> (*memory)(int local_ranks) = nullptr;
   // Device::queues_work().
   bool queues_work = false;
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
@@ -71,8 +73,9 @@ const DeviceBackend& backend_of(config::DeviceKind kind);
 // stand for themselves.
 config::DeviceKind device_kind(config::DeviceKind kind);
 
-// A sentence for the log where `auto` is the CPU although the program has a CUDA backend, else empty.
-std::string device_note(config::DeviceKind kind);
+// Sentences for the log: `auto` is the CPU although the program has a CUDA backend; the device that `auto`
+// stands for has no TF32.
+std::vector<std::string> device_notes(const config::Config& config);
 
 // ErrorCode::unsupported for a device that cannot be used here.
 void check_device(config::DeviceKind kind);
@@ -85,7 +88,9 @@ void check_device(const config::Config& config, int local_rank);
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank = {});
-// For training, after check_device().
+// Makes mixed_precision.tf32 the choice of this process, on devices that have TF32.
+void choose_tf32(const Device& device, const config::MixedPrecisionConfig& precision);
+// For training: after check_device(), and with choose_tf32().
 std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank);
 // Local rank on the host of `world`.
 inline LocalRank local_rank_of(const comm::World& world) {

@@ -40,7 +40,9 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
           .hierarchical_cp =
               d.context_parallel_size > 1 ? d.hierarchical_context_parallel_sizes : std::vector<int64_t>{},
           .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
-          .kv_replicas = groups > 0 && tp % groups == 0 ? tp / groups : 1};
+          .kv_replicas = groups > 0 && tp % groups == 0 ? tp / groups : 1,
+          .stage_ranks = d.pipeline_schedule == config::PipelineSchedule::zb_v ? config::stage_ranks(d)
+                                                                               : std::vector<int64_t>()};
 }
 
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
@@ -106,6 +108,8 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
   models::ModelShard shard;
   if (config.peft) shard.adapters = adapter_options(*config.peft);
   shard.parallel.tensor = tensor_parallel(config, mesh);
+  if (mesh.has_experts())
+    shard.parallel.experts = {&mesh.group("ep"), &mesh.group("etp"), &mesh.group("etp-ep")};
   ops::ContextParallel& context = shard.parallel.context;
   context.group = &mesh.group("cp");
   if (config.dist.context_parallel_size > 1 && !config.dist.hierarchical_context_parallel_sizes.empty())
@@ -116,10 +120,11 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
     for (const auto type : exchanges) shard.parallel.exchange_of_layer.push_back(exchange_of(type));
   const auto stages = config::pipeline_stages(config);
   CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
+  const std::vector<int64_t> ranks = config::stage_ranks(config.dist);
   int64_t layer = 0;
   for (size_t i = 0; i < stages->size(); ++i) {
     const config::PipelineStage& stage = (*stages)[i];
-    if (static_cast<int64_t>(i) % mesh.size(comm::Axis::pp) == mesh.index(comm::Axis::pp))
+    if (ranks.at(i) == mesh.index(comm::Axis::pp))
       shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss});
     layer += stage.layers;
   }
@@ -132,11 +137,14 @@ int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh) {
 
 parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t micro_batches) {
   const config::DistConfig& d = config.dist;
+  const bool pipelined = d.pipeline_model_parallel_size > 1;
   return {.ranks = d.pipeline_model_parallel_size,
           .chunks = d.virtual_pipeline_model_parallel_size.value_or(1),
           .micro_batches = micro_batches,
           .group = d.microbatch_group_size_per_vp_stage.value_or(d.pipeline_model_parallel_size),
-          .all_forward_first = d.pipeline_schedule == config::PipelineSchedule::gpipe};
+          .order =
+              pipelined && d.pipeline_schedule ? *d.pipeline_schedule : config::PipelineSchedule::one_f_one_b,
+          .stage_ranks = config::stage_ranks(d)};
 }
 
 std::function<bool(const std::string&)> quantized_weights(const config::PeftConfig& peft,
@@ -201,7 +209,8 @@ parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecision
 
 }  // namespace
 
-// The parameters that Muon updates: weight matrices other than embeddings and the output layer. The rows are
+// The parameters that Muon updates: weight matrices other than embeddings and the output layer, of experts
+// each expert's by itself. The rows are
 // those of the queries, the keys and the values of one group of heads, where a matrix packs them.
 static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon_matrices(
     const config::Config& config) {
@@ -210,7 +219,8 @@ static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon
     qkv = {m.num_attention_heads / *m.num_query_groups * *m.kv_channels, *m.kv_channels, *m.kv_channels};
   return [qkv](const Parameter& parameter) -> std::optional<std::vector<int64_t>> {
     const std::string& name = parameter.name();
-    if (parameter.spec().shape.rank() != 2) return std::nullopt;
+    const bool experts = parameter.spec().grid() == ParameterGrid::expert;
+    if (parameter.spec().shape.rank() != (experts ? 3 : 2)) return std::nullopt;
     for (const char* other : {"word_embeddings.weight", "position_embeddings.weight", "output_layer.weight"})
       if (name.ends_with(other)) return std::nullopt;
     return name.ends_with(".linear_qkv.weight") ? qkv : std::vector<int64_t>();
@@ -221,6 +231,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
   if (config.optimizer.main_params_dtype == config::Precision::bf16) options.main = DType::bf16;
+  if (config.optimizer.main_grads_dtype == config::Precision::bf16) options.main_grads = DType::bf16;
   options.reduce = config.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : options.compute;
   options.sharding = config.ddp.data_parallel_sharding_strategy;
   options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
@@ -244,19 +255,23 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
 
 parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   parallel::StoreGroups groups;
-  groups.shard = &mesh.group("shard");
-  groups.replica = &mesh.group("replica");
-  groups.tensor = &mesh.group("tp-gradients");
+  groups.dense = {.shard = &mesh.group("shard"),
+                  .replica = &mesh.group("replica"),
+                  .tensor = &mesh.group("tp-gradients"),
+                  .model = &mesh.group("tp-pp")};
+  if (mesh.has_experts())
+    groups.expert = {.shard = &mesh.group("expert-shard"),
+                     .replica = &mesh.group("expert-replica"),
+                     .tensor = &mesh.group("etp-gradients"),
+                     .model = &mesh.group("etp-ep-pp")};
   if (mesh.has_kv_replicas()) groups.kv_replicas = &mesh.group("tp-kv");
   groups.embedding = &mesh.group("embedding");
-  groups.model = &mesh.group("tp-pp");
   return groups;
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, Device& device,
                                                  const parallel::FlatStore& store) {
-  return optim::build(config.optimizer, device, store.flat_buffers(), store.optimizer_groups(),
-                      static_cast<uint64_t>(config.rng.seed));
+  return optim::build(config.optimizer, device, store.flat_buffers(), static_cast<uint64_t>(config.rng.seed));
 }
 
 void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {

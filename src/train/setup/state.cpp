@@ -50,8 +50,8 @@ std::vector<ScalingState> scaling_states(const parallel::FlatStore& store) {
 
 // The ranks that have the same state, of which one writes it.
 bool writes_scaling_state(const parallel::StoreGroups& groups) {
-  return comm::rank_in(groups.shard) == 0 && comm::rank_in(groups.replica) == 0 &&
-         comm::rank_in(groups.tensor) == 0;
+  return comm::rank_in(groups.dense.shard) == 0 && comm::rank_in(groups.dense.replica) == 0 &&
+         comm::rank_in(groups.dense.tensor) == 0;
 }
 
 }  // namespace
@@ -284,7 +284,7 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     for (const ScalingState& state : scaling_states(store)) check(state.name, state.shape);
   std::set<std::string> names;
   std::vector<std::string> problems;
-  comm::Communicator* const model = store.groups().model;
+  comm::Communicator* const model = store.groups().dense.model;
   for (const auto& text : model ? comm::gather_texts(*model, here) : std::vector<std::string>{here})
     for (const auto& line : split(text, '\n')) {
       if (line.starts_with('+')) names.insert(std::string(line.substr(1)));

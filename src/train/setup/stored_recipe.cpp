@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "checkpoint/store.hpp"
+#include "config/core/external.hpp"
 #include "formats/external_model.hpp"
 #include "train/records/run_list.hpp"
 #include "train/setup/tokenizer.hpp"
@@ -35,18 +36,19 @@ std::vector<std::string> left_out(int64_t ranks) {
   return paths;
 }
 
-// Only tensor and pipeline parallelism share a model that answers one question at a time.
+// Evaluation and generation run one sequence at a time, so only tensor and pipeline parallelism can divide
+// the work.
 void check_serving_layout(const config::Config& config) {
   const config::DistConfig& d = config.dist;
   if (d.context_parallel_size > 1)
     fail(ErrorCode::config,
          "dist.context_parallel_size=" + std::to_string(d.context_parallel_size) +
              ": evaluation and generation run under tensor and pipeline parallelism only",
-         "leave it out; dist.tp and dist.pp shard the model");
+         "remove the override; dist.tp and dist.pp shard the model");
   if (d.sequence_parallel)
     fail(ErrorCode::config,
          "dist.sequence_parallel=true: evaluation and generation do not split the rows between tensor ranks",
-         "leave it out; the tokens are the same");
+         "remove the override; it does not change the generated tokens");
   const int64_t tp = d.tensor_model_parallel_size, pp = d.pipeline_model_parallel_size;
   if (tp * pp == d.world_size) return;
   std::vector<std::string> fitting;
@@ -59,7 +61,7 @@ void check_serving_layout(const config::Config& config) {
        "the model needs tensor * pipeline = " + std::to_string(tp) + " * " + std::to_string(pp) + " = " +
            counted(tp * pp, "rank") + ", and there are " + std::to_string(d.world_size),
        (fitting.empty() ? "" : "give " + join(fitting, " or ") + "; or ") + "start " +
-           std::to_string(tp * pp));
+           counted(tp * pp, "rank"));
 }
 
 }  // namespace
@@ -85,8 +87,8 @@ static void refuse_other_tokenizer(const StoredRecipe& stored) {
   }
 }
 
-// Likewise a model of another program that has one of its own, unless the override names the same under
-// another name.
+// Refuses an override of the tokenizer that the model of another program brings, unless it names the same one
+// under another name.
 static void refuse_other_tokenizer(const StoredRecipe& stored, const formats::ExternalModel& model) {
   const config::Resolution& resolution = stored.resolution;
   const std::string own = model.tokenizer();
@@ -108,15 +110,47 @@ static void refuse_other_tokenizer(const StoredRecipe& stored, const formats::Ex
        "remove the override; a model directory without tokenizer files is read with the one that is named");
 }
 
+// A preset among the overrides that would change a field, which the recipe of the model has written out.
+static std::vector<std::string> hidden_presets(const config::Resolution& resolution,
+                                               const std::vector<config::Override>& overrides) {
+  std::vector<std::string> hidden;
+  for (const config::Override& override : overrides) {
+    const std::string token = config::token_text(override);
+    const size_t equals = token.find('=');
+    if (equals == std::string::npos) continue;
+    const config::SectionInfo* section = config::schema().find_section(token.substr(0, equals));
+    if (section && std::ranges::any_of(resolution.diagnostics, [&](const config::Diagnostic& note) {
+          return note.code == "C0702" && note.path.starts_with(section->name + ".");
+        }))
+      hidden.push_back(section->name + token.substr(equals));
+  }
+  return hidden;
+}
+
+// Like a field of it, a preset of the tokenizer would be ignored.
+static void refuse_tokenizer_preset(const StoredRecipe& stored) {
+  if (stored.resolution.config.tokenizer.tokenizer_type == config::TokenizerKind::none) return;
+  for (const std::string& preset : stored.hidden_presets)
+    if (preset.starts_with("tokenizer="))
+      fail(ErrorCode::config,
+           "`" + preset + "`: `" + stored.checkpoint.string() +
+               "` names the tokenizer that it was trained with, which cannot be replaced",
+           "remove the override");
+}
+
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
   StoredRecipe stored;
   config::Request request;
+  const std::vector<config::Override> given = overrides;
   request.overrides = std::move(overrides);
   request.ranks = ranks;
   request.ranks_origin = "this launch";
   request.unset = left_out(ranks);
   if (formats::is_external(name)) {
-    const auto model = formats::ExternalModel::open(formats::absolute_name(name));
+    // An error names a model that is not there as the user did.
+    std::error_code unknown;
+    const bool exists = std::filesystem::exists(config::split_scheme(name).path, unknown);
+    const auto model = formats::ExternalModel::open(exists ? formats::absolute_name(name) : name);
     stored.checkpoint = model->name();
     stored.resolution = formats::resolve_recipe(*model, std::move(request));
     if (stored.resolution.ok()) refuse_other_tokenizer(stored, *model);
@@ -126,6 +160,8 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
     stored.resolution = config::resolve(request);
   }
   if (!stored.resolution.ok()) return stored;
+  stored.hidden_presets = hidden_presets(stored.resolution, given);
+  refuse_tokenizer_preset(stored);
   refuse_other_tokenizer(stored);
   if (const auto& peft = stored.resolution.config.peft; peft && peft->random_base)
     fail(ErrorCode::unsupported,

@@ -35,7 +35,10 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& n
     return text::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
   if (!formats::is_external(name)) {
     std::error_code unknown;
-    if (name != "bytes" && !std::filesystem::exists(name, unknown) && !unknown)
+    const bool exists = std::filesystem::exists(name, unknown);
+    // The name of the preset.
+    if (name == "byte" && !exists) return text::Tokenizer::load("bytes");
+    if (name != "bytes" && !exists && !unknown)
       fail_not_found("tokenizer", name,
                      "name a tokenizer.json, a SentencePiece .model, the directory of a model or run, or the "
                      "word `bytes`");

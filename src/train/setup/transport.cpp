@@ -99,7 +99,7 @@ std::string tensor_overlap_note(const config::Config& config, Transport transpor
   const bool overlaps = config.comm_overlap.tp_comm_overlap && config.dist.tensor_model_parallel_size > 1;
   if (!overlaps || runs_without_host(transport)) return "";
   return "comm_overlap.tp_comm_overlap: transfers go through host memory, and the host waits for each part "
-         "before it sends it: few of them run beside GEMMs";
+         "before it sends it: few of them overlap with GEMMs";
 }
 
 Transport planned_transport(const config::Config& config) {
@@ -143,10 +143,10 @@ void connect_link(comm::Communicator& group, Device& device) {
   CategoryScope scope(MemoryCategory::workspace);
   const Tensor number = Tensor::zeros(device, {1});
   comm::TransferBatch batch;
-  if (group.rank() == comm::StageLinks::kSender)
-    batch.send(number, comm::StageLinks::kReceiver);
+  if (group.rank() == comm::StageLink::kSender)
+    batch.send(number, comm::StageLink::kReceiver);
   else
-    batch.receive(number, comm::StageLinks::kSender);
+    batch.receive(number, comm::StageLink::kSender);
   group.channel().start(std::move(batch)).wait();
 }
 

@@ -189,7 +189,7 @@ void BatchUploader::reserve(const data::MicroBatch& batch, bool dropout_rows, in
 PendingBatch BatchUploader::start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale) {
   const PackedBatch packed(batch, shard_, dropout_rows);
   Slot& slot = next_slot(packed.bytes());
-  if (!device_.is_meta()) packed.write(slot.buffer.data(), loss_scale);
+  if (!device_.is_meta()) packed.write(slot.buffer.host_write().data(), loss_scale);
   const Tensor buffer = device_buffer(device_, packed);
   // The memory may be that of a tensor which earlier work still uses.
   device_.wait_for(Queue::host_to_device, *device_.record(Queue::compute));

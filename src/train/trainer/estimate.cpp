@@ -73,7 +73,7 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
 // Enough micro-batches to fill the pipeline; more of them need no more memory. GPipe holds all at once.
 int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   if (step.ranks == 1) return std::min<int64_t>(step.micro_batches, 2);
-  if (step.all_forward_first) return step.micro_batches;
+  if (step.order == config::PipelineSchedule::gpipe) return step.micro_batches;
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
@@ -92,7 +92,7 @@ class MetaTrainer {
                       ? snapshot_buffers(*device_, saved_)
                       : std::vector<PinnedBuffer>()),
         runner_(config, mesh_, *device_, *model_, store_),
-        totals_(mesh_, *device_, store_, *optimizer_),
+        totals_(mesh_, *device_, store_, *optimizer_, runner_.router_values()),
         micro_batches_(micro_batches_of(config, mesh_)) {
     if (reruns())
       store_.on_local_gradients([this](const Tensor& gradients) { totals_.add_to_fingerprint(gradients); });
@@ -127,6 +127,10 @@ class MetaTrainer {
     return counts_of(*device_, mesh_) - before;
   }
 
+  // Bytes that the host reads at the end of a step.
+  int64_t bytes_read_by_host() const {
+    return static_cast<int64_t>(sizeof(kernels::StepValues)) + runner_.router_values() * size_of(DType::f32);
+  }
   // Buffers of a complete step and of evaluations.
   void reserve_uploads() {
     runner_.reserve_uploads(source_of(config_.train.micro_batch_size)(0), micro_batches_, true);
@@ -203,7 +207,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied_to_device;
   // The host reads these values once, in StepTotals::read().
-  estimate.copied_to_host = counts.copied_to_host + static_cast<int64_t>(sizeof(kernels::StepValues));
+  estimate.copied_to_host = counts.copied_to_host + trainer.bytes_read_by_host();
   estimate.flops = cost.flops / static_cast<double>(more);
   estimate.executed_flops = cost.executed / static_cast<double>(more);
   estimate.held_data = held_data;

@@ -36,7 +36,7 @@ struct StepEstimate {
 };
 // Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
 // number of ranks on its host, over which the cores are divided if train.threads is not set. held_data: bytes
-// of fine-tuning data that the host holds, known once the files have been read. transport: nullopt for
+// of data and of their indices that the host holds (train::held_data()). transport: nullopt for
 // planned_transport().
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
                            int64_t held_data = 0, std::optional<Transport> transport = std::nullopt);

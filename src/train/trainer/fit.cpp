@@ -110,8 +110,12 @@ std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind
   };
   if (kind == MemoryKind::device || shared) consider(device, "memory_limit");
   if (kind == MemoryKind::host || shared) consider(host, "memory_limit_host");
-  const bool known = kind == MemoryKind::host || backend_of(config.train.device).lies_in_host_memory;
-  if (!limit && known) limit = {host_memory() / std::max(1, local_ranks), "this rank has"};
+  if (limit) return limit;
+  const DeviceBackend& backend = backend_of(config.train.device);
+  if (kind == MemoryKind::host || backend.lies_in_host_memory)
+    limit = {host_memory() / std::max(1, local_ranks), "this rank has"};
+  else if (const auto bytes = backend.memory ? backend.memory(local_ranks) : std::nullopt)
+    limit = {*bytes, "its GPU has"};
   return limit;
 }
 

@@ -14,12 +14,12 @@ namespace capstan::train {
 // Bytes that one rank may take of a kind of memory, and the origin of the limit.
 struct MemoryLimit {
   int64_t bytes = 0;
-  // "resilience.memory_limit allows", or "this rank has".
+  // "resilience.memory_limit allows", "this rank has", or "its GPU has".
   std::string source;
 };
 // resilience.memory_limit or resilience.memory_limit_host; on the device cpu, whose memory is the host's, the
 // smaller of the two. Without one, the memory of the host (or of its control group) divided by the number of
-// ranks on it, and nothing for the memory of an accelerator.
+// ranks on it; that of a GPU divided by the ranks that share it, and nothing where there is no GPU.
 std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind, int local_ranks);
 
 // Peak resident memory of this process as the system counts it (VmHWM): the estimated memory and a base of

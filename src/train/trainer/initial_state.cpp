@@ -147,8 +147,7 @@ class Starter {
     }
     const auto external = formats::ExternalModel::open(name);
     // Shapes are checked with the weights. Other differences may be meant.
-    for (const auto& one : formats::differences(config_.model, external->model()))
-      log_.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
+    report_differences(config_, *external, name, log_);
     load_parameters(*external->parameters(config_.model), runner_.store());
     log_.line("weights from " + name + " (" + external->kind() + ")");
   }
@@ -195,7 +194,7 @@ void compare_tokenizer(const config::Config& config, const RunData& data, const 
   int32_t first = 0;
   for (int32_t id = 0; id < shared; ++id)
     if (own->token_of(id) != data.tokenizer->token_of(id) && different++ == 0) first = id;
-  // The same one, or one with further tokens.
+  // The tokenizers agree, or one has further tokens.
   if (different == 0) return;
   log.warning("the weights of " + from + " come with another tokenizer: " + with_separators(different) +
               " of " + with_separators(shared) + " ids stand for another token there, the first is " +
@@ -227,6 +226,12 @@ InitialState start_or_resume(const config::Config& config, comm::World& world, c
                              const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
                              StepRunner& runner, int64_t total_steps, RunLog& log) {
   return Starter(config, world, options, data, recorder, root, runner, total_steps, log).start();
+}
+
+void report_differences(const config::Config& config, const formats::ExternalModel& external,
+                        const std::string& name, RunLog& log) {
+  for (const auto& one : formats::differences(config.model, external.model()))
+    log.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
 }
 
 CheckpointAssets find_assets(const config::Config& config, const RunData& data, RunLog& log) {

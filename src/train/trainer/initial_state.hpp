@@ -8,6 +8,7 @@
 #include "comm/world.hpp"
 #include "config/sections/config.hpp"
 #include "formats/convert.hpp"
+#include "formats/external_model.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/run_data.hpp"
 #include "train/trainer/run_recorder.hpp"
@@ -34,6 +35,10 @@ InitialState start_or_resume(const config::Config& config, comm::World& world, c
                              const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
                              StepRunner& runner, int64_t total_steps, RunLog& log);
 
+// Warns of settings in which an external model differs from the recipe. Shapes are not among them.
+void report_differences(const config::Config& config, const formats::ExternalModel& external,
+                        const std::string& name, RunLog& log);
+
 // Files for other programs that checkpoints contain in addition to the weights; rank 0.
 struct CheckpointAssets {
   // config.json, generation settings and the like, which came with checkpoint.pretrained_checkpoint. If they
@@ -42,6 +47,7 @@ struct CheckpointAssets {
   // The chat template of the recipe; empty: the tokenizer's own.
   std::string chat_template;
 };
+// Also warns if the tokenizer of the pretrained weights is not that of the data.
 CheckpointAssets find_assets(const config::Config& config, const RunData& data, RunLog& log);
 
 }  // namespace capstan::train

@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
+#include "base/actions.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/function_ref.hpp"
@@ -111,9 +113,11 @@ class Search {
   bool hidden(const char* field, const std::string& name, const fs::path& path) {
     std::error_code problem;
     if (fs::exists(path, problem) || !problem) return false;
-    found_.push_back({field, name,
-                      "not readable: " + std::string(field) + " = " + name + ": " + problem.message(),
-                      "this user may not enter a directory above it"});
+    found_.push_back(
+        {field, name,
+         "not readable: " + std::string(field) + " = " + escape_name(name) + ": " + problem.message(),
+         problem == std::errc::permission_denied ? "this user may not enter a directory above it"
+                                                 : std::string(field) + "=PATH names another path"});
     return true;
   }
   static bool has_steps(const fs::path& root) {
@@ -261,23 +265,35 @@ class Trial {
       for (const config::Path& file : *files) attempt(list, file.text, [&] { refuse_placeholders(file); });
   }
 
-  // The data as a run opens them, and the checkpoints with which it begins. Returns the bytes of the data
-  // that a run holds in memory.
-  int64_t open_all(const RunOptions& options) {
+  // The data as a run opens them, and the checkpoints with which it begins.
+  OpenedFiles open_all(const RunOptions& options) {
     config::Config opened = config_;
     // Nothing is written.
     opened.dataset.path_to_cache.reset();
+    OpenedFiles result;
     std::optional<RunData> data;
+    const auto attempt_all = [&](const char* field, FunctionRef<void(Warnings&)> open) {
+      Warnings warnings;
+      const bool opens = attempt(field, "", [&] { open(warnings); });
+      for (std::string& text : warnings) result.warnings.push_back({field, "", std::move(text), {}});
+      return opens;
+    };
     if (missing_.empty() && found_.empty())
-      attempt(config_.dataset.kind == config::DatasetKind::sft ? "dataset.train_files" : "dataset.data_path",
-              "", [&] { data = open_data(opened); });
+      attempt_all(
+          config_.dataset.kind == config::DatasetKind::sft ? "dataset.train_files" : "dataset.data_path",
+          [&](Warnings& warnings) { data = open_data(opened, &warnings); });
+    const RunData* const usable = data ? &*data : nullptr;
     const config::CheckpointConfig& c = opened.checkpoint;
-    if (c.load) attempt("checkpoint.load", "", [&] { check_load(opened, options, data ? &*data : nullptr); });
+    if (c.load)
+      attempt_all("checkpoint.load",
+                  [&](Warnings& warnings) { check_load(opened, options, usable, warnings); });
     if (c.pretrained_checkpoint &&
-        attempt("checkpoint.pretrained_checkpoint", "", [&] { check_pretrained(opened); }) && opened.peft &&
-        opened.peft->adapter && !c.load)
+        attempt_all("checkpoint.pretrained_checkpoint",
+                    [&](Warnings& warnings) { check_pretrained(opened, usable, warnings); }) &&
+        opened.peft && opened.peft->adapter && !c.load)
       attempt("peft.adapter", "", [&] { check_adapter(opened); });
-    return data ? data->bytes_in_memory() : 0;
+    if (data) result.held_data = data->bytes_in_memory();
+    return result;
   }
 
   std::vector<MissingFile> take() { return std::move(found_); }
@@ -297,7 +313,7 @@ class Trial {
     } catch (const Error& error) {
       // A tokenizer in a directory of weights that is missing, which `missing_` names.
       if (error.code() != ErrorCode::not_found || missing_.empty())
-        found_.push_back({field, name, error.message(), error.help()});
+        found_.push_back({field, name, error.message(), error.marked_help()});
       return false;
     }
   }
@@ -311,11 +327,11 @@ class Trial {
 
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
                                         Inspection inspection, const RunOptions& options,
-                                        int64_t* held_data) {
+                                        OpenedFiles* opened) {
   Trial trial(config, missing);
   trial.read_beginnings();
-  const int64_t held = inspection == Inspection::full ? trial.open_all(options) : 0;
-  if (held_data) *held_data = held;
+  OpenedFiles learned = inspection == Inspection::full ? trial.open_all(options) : OpenedFiles();
+  if (opened) *opened = std::move(learned);
   return trial.take();
 }
 
@@ -350,7 +366,7 @@ std::vector<MissingFile> unwritable_directories(const config::Config& config, co
     const fs::path run = run_directory(options);
     look("name", "run directory", run.string(), run, "give {other_run_dir}");
   } catch (const Error& error) {
-    found.push_back({"name", options.recipe.name, error.message(), error.help()});
+    found.push_back({"name", options.recipe.name, error.message(), error.marked_help()});
   }
   const auto field = [&](const char* name, const std::optional<config::Path>& path, bool used = true) {
     if (path && used)
@@ -369,7 +385,7 @@ static void refuse(ErrorCode code, const std::string& together, const std::vecto
   if (found.size() == 1) fail(code, found[0].message, found[0].help);
   std::string message = together + ":";
   for (const MissingFile& one : found)
-    message += "\n    " + one.message + (one.help.empty() ? "" : "\n        " + one.help);
+    message += "\n    " + one.message + (one.help.empty() ? "" : "\n        " + plain_actions(one.help));
   fail(code, message);
 }
 

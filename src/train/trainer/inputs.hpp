@@ -18,7 +18,7 @@ struct MissingFile {
   std::string name;
   // The message, such as "not found: dataset.data_path = data/corpus".
   std::string message;
-  // Similar names, or another remedy. It may be empty.
+  // Similar names, or another remedy, with the markers of actions (base/actions.hpp). It may be empty.
   std::string help;
 };
 
@@ -26,6 +26,13 @@ struct MissingFile {
 // without errors. resumes: the run continues from a checkpoint of its own, and needs the pretrained weights
 // only if they are the base of adapters. Reads directories only, no file contents.
 std::vector<MissingFile> missing_files(const config::Config& config, bool resumes = false);
+
+struct OpenedFiles {
+  // RunData::bytes_in_memory() of the data.
+  int64_t held_data = 0;
+  // The warnings with which a run of the recipe would begin; `help` is empty.
+  std::vector<MissingFile> warnings;
+};
 
 // quick: reads the tokenizer, the indices of datasets and the beginning of fine-tuning files. full: opens the
 // data as a run does, and compares the recipe with the checkpoints with which the run begins.
@@ -37,10 +44,10 @@ enum class Inspection : uint8_t { quick, full };
 // lines that cannot be read, weights of other shapes, and a checkpoint.load from which the recipe may not
 // continue. Fields of `missing` (missing_files() of the recipe) are skipped, and so is everything that cannot
 // be read without them. `options` are those of the run, for the comparison with checkpoint.load.
-// held_data: takes RunData::bytes_in_memory() of data that a full inspection has opened.
+// opened: takes what a full inspection has learned from the files that can be used.
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
                                         Inspection inspection, const RunOptions& options = {},
-                                        int64_t* held_data = nullptr);
+                                        OpenedFiles* opened = nullptr);
 
 // Returns the directories that a run writes but that cannot be created or written: its run directory,
 // checkpoint.save, and those of dataset indices, events and traces. No directory is created.

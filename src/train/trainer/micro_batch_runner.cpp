@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/offload.hpp"
 
@@ -26,6 +27,9 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
              (config.peft && config.peft->dropout > 0);
   hidden_dtype_ = compute_type(config.mixed_precision);
+  if (const auto layers = config::moe_layers(config.model); !layers.empty())
+    router_statistics_ =
+        std::make_unique<nn::RouterStatistics>(device, layers, *config.model.num_moe_experts);
   CategoryScope scope(MemoryCategory::workspace);
   one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});
 }
@@ -71,6 +75,10 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
   // An earlier call may have ended with an error.
   batches_.clear();
   tapes_.clear();
+  if (router_statistics_ && timers) {
+    router_statistics_->clear();
+    losses_.routers = router_statistics_->sums();
+  }
   shape_.micro_batches = micro_batches;
   uploader_.begin_step();
 }
@@ -121,6 +129,7 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
   models::ForwardOptions options;
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
+  if (training) options.router_statistics = router_statistics_.get();
   const auto output =
       model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch).get(), input, options);
   if (const Tensor& sum = output.loss.exact_sum; sum.defined())
@@ -139,15 +148,28 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
   const auto found = tapes_.find({micro_batch, chunk});
   CAPSTAN_ASSERT(found != tapes_.end(), "a backward pass before its forward pass");
   Tape& tape = *found->second;
+  const Tape::BackwardOptions options{.delay_weight_gradients = shape_.separates_weight_gradients()};
   if (gradient.defined())
-    tape.backward({{"hidden_states", gradient}});
+    tape.backward({{"hidden_states", gradient}}, options);
   else
-    tape.backward({{"loss", one_}});
+    tape.backward({{"loss", one_}}, options);
   const models::Stage& stage = model_.stages()[static_cast<size_t>(chunk)];
-  Tensor result = stage.embedding ? Tensor() : tape.input_gradient("hidden_states");
-  tapes_.erase(found);
+  Tensor result = stage.embedding ? Tensor() : tape.take_input_gradient("hidden_states");
+  // Until its weight gradients the tape holds their inputs only.
+  if (!options.delay_weight_gradients) tapes_.erase(found);
   if (shape_.ranks > 1) enter(Phase::pipeline);
   return result;
+}
+
+void MicroBatchRunner::weight_gradients(int64_t micro_batch, int64_t chunk) {
+  const RangeScope range(context_.device, [&] { return range_name("weight gradients", micro_batch, chunk); });
+  enter(Phase::backward);
+  if (context_.observer) context_.observer->micro_batch(micro_batch);
+  const auto found = tapes_.find({micro_batch, chunk});
+  CAPSTAN_ASSERT(found != tapes_.end(), "weight gradients before their backward pass");
+  found->second->run_weight_gradients();
+  tapes_.erase(found);
+  if (shape_.ranks > 1) enter(Phase::pipeline);
 }
 
 }  // namespace capstan::train

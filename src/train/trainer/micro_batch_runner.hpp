@@ -28,6 +28,8 @@ class MicroBatchRunner final : private parallel::StageComputation {
     Tensor sums;
     // Sum of their loss weights.
     double tokens = 0;
+    // Of a training step of a model with experts, on every stage: nn::RouterStatistics::sums().
+    Tensor routers;
   };
   // Returns the m-th micro-batch. It is called once for each micro-batch in ascending order, one micro-batch
   // ahead of the computation; the reference stays valid until the next call.
@@ -42,6 +44,9 @@ class MicroBatchRunner final : private parallel::StageComputation {
 
   // Multiplies the loss of the training steps from now on, and with it all gradients and Losses::sums.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
+
+  // Number of elements of Losses::routers.
+  int64_t router_values() const { return router_statistics_ ? router_statistics_->sums().elements() : 0; }
 
   // Evaluation: no dropout, no gradients.
   Losses forward_only(int64_t micro_batches, const Source& source);
@@ -65,6 +70,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   Tensor make_hidden_states(int64_t micro_batch) override;
   Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) override;
   Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) override;
+  void weight_gradients(int64_t micro_batch, int64_t chunk) override;
 
   const config::Config& config_;
   const models::Model& model_;
@@ -76,6 +82,8 @@ class MicroBatchRunner final : private parallel::StageComputation {
   parallel::PipelineComm links_;
   ContextShard context_shard_;
   BatchUploader uploader_;
+  // Null: the model has no experts.
+  std::unique_ptr<nn::RouterStatistics> router_statistics_;
   double loss_scale_ = 1;
   bool dropout_;
   DType hidden_dtype_;
@@ -96,7 +104,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   std::vector<int64_t> rows_;
   // Loaded micro-batches, until their last forward pass on this rank.
   std::map<int64_t, PendingBatch> batches_;
-  // Tape of each micro-batch and chunk, from its forward to its backward pass.
+  // Tape of each micro-batch and chunk, from its forward to its backward pass or its weight gradients.
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;
 };
 

@@ -19,7 +19,8 @@ config::Resolution resolve_recipe_text(const std::string& text) {
   return config::resolve_text(text, request);
 }
 
-// A recipe is named by its own `name`, not by that of the one it extends; else by its file.
+// Returns the `name` that the recipe itself or the command line sets, else its file name. A name inherited by
+// `extends` does not count.
 std::string own_name(const config::Resolution& resolution) {
   const config::Origin& origin = resolution.origin("name");
   const bool own = origin.kind == config::Origin::Kind::cli ||

@@ -151,7 +151,7 @@ void write_field(std::string& recipe, const std::string& path, const std::string
   recipe.insert(begin, line);
 }
 
-// Writes the fields of the curves, lengths apart, whose values are not those of `own`.
+// Writes the learning-rate and weight-decay fields (lengths excepted) in which `followed` differs from `own`.
 void write_curves(std::string& recipe, const RunSchedule& own, const RunSchedule& followed) {
   const optim::ScheduleOptions &before = own.options, &now = followed.options;
   const auto write = [&](const char* path, const std::string& value, const std::string& now_value) {

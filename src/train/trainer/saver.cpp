@@ -32,8 +32,8 @@ std::vector<PinnedBuffer> snapshot_buffers(Device& device, const std::vector<Sta
   CategoryScope scope(MemoryCategory::snapshot);
   std::vector<PinnedBuffer> copies;
   for (const auto& t : tensors) {
-    const PinnedBuffer& copy = copies.emplace_back(device, t.bytes());
-    if (!device.is_meta()) std::ranges::fill(copy.span(), std::byte{0});
+    PinnedBuffer& copy = copies.emplace_back(device, t.bytes());
+    if (!device.is_meta()) std::ranges::fill(copy.host_write(), std::byte{0});
   }
   return copies;
 }
@@ -86,9 +86,7 @@ void Saver::begin(const SavePlan& plan, const TrainState& state) {
   }
   StateWriter writer(world_, plan, state, optimizer_);
   for (const auto& [device, last] : copied) last->wait();
-  for (size_t i = 0; i < tensors_.size(); ++i)
-    writer.add(tensors_[i],
-               std::span<const std::byte>(copies_[i].data(), static_cast<size_t>(tensors_[i].bytes())));
+  for (size_t i = 0; i < tensors_.size(); ++i) writer.add(tensors_[i], copies_[i].host_read());
   save_ = std::make_unique<Save>(std::move(writer));
   save_->begun = begun;
   start([save = save_.get()] { save->manifest = save->writer.write_rank(); });

@@ -5,6 +5,7 @@
 #include "checkpoint/reader.hpp"
 #include "comm/mesh.hpp"
 #include "comm/world.hpp"
+#include "formats/external_model.hpp"
 #include "kernels/table.hpp"
 #include "models/registry.hpp"
 #include "optim/optimizer.hpp"
@@ -25,18 +26,23 @@ namespace capstan::train {
 
 namespace {
 
-class NoProgress final : public ProgressSink {
+class WarningSink final : public ProgressSink {
  public:
+  explicit WarningSink(Warnings& warnings) : warnings_(warnings) {}
   void line(const std::string&) override {}
-  void warning(const std::string&) override {}
+  void warning(const std::string& text) override { warnings_.push_back(text); }
   void status(const std::string&) override {}
   bool terminal() const override { return false; }
+
+ private:
+  Warnings& warnings_;
 };
 
-// A log without a reader.
-struct SilentLog {
-  NoProgress progress;
-  RunLog log{progress, false};
+// A log of which only the warnings are kept.
+struct WarningLog {
+  explicit WarningLog(Warnings& warnings) : sink(warnings) {}
+  WarningSink sink;
+  RunLog log{sink, true};
 };
 
 // All parameters of the recipe's model on one rank of the meta device.
@@ -76,32 +82,45 @@ class MetaState {
 
 }  // namespace
 
-RunData open_data(config::Config& config) {
-  SilentLog silent;
-  return open_run_data(config, false, silent.log);
+RunData open_data(config::Config& config, Warnings* warnings) {
+  Warnings unused;
+  WarningLog kept(warnings ? *warnings : unused);
+  RunData data = open_run_data(config, false, kept.log);
+  if (warnings) report_epochs(config, *data.training(), total_iterations(config), kept.log);
+  return data;
 }
 
-int64_t data_bytes_under_limit(const config::Config& config) {
-  const config::ResilienceConfig& limits = config.resilience;
-  if (config.dataset.kind != config::DatasetKind::sft || !(limits.memory_limit || limits.memory_limit_host))
-    return 0;
+HeldData held_data(const config::Config& config) {
+  const config::DatasetConfig& d = config.dataset;
+  if (d.kind == config::DatasetKind::mock) return {};
   config::Config opened = config;
   // Without a cache directory, opening the data writes nothing.
   opened.dataset.path_to_cache.reset();
   try {
-    return open_data(opened).bytes_in_memory();
-  } catch (const Error&) {
-    return 0;
+    return {open_data(opened).bytes_in_memory(), {}};
+  } catch (const Error& error) {
+    // The tables of Capstan's order are small: two bytes a sample.
+    const char* const what = d.kind == config::DatasetKind::sft ? "fine-tuning data"
+                             : d.sample_order == config::SampleOrder::megatron
+                                 ? "the indices of Megatron's order"
+                                 : nullptr;
+    return {0, what ? std::string(what) + ": " + error.message() : std::string()};
   }
 }
 
-void check_load(const config::Config& config, const RunOptions& options, const RunData* data) {
+int64_t data_bytes_under_limit(const config::Config& config) {
+  const config::ResilienceConfig& limits = config.resilience;
+  return limits.memory_limit || limits.memory_limit_host ? held_data(config).bytes : 0;
+}
+
+void check_load(const config::Config& config, const RunOptions& options, const RunData* data,
+                Warnings& warnings) {
   MetaState state(config);
   checkpoint::Reader reader = open_given_checkpoint(config.checkpoint);
   if (data) {
-    SilentLog silent;
+    WarningLog kept(warnings);
     continue_schedule(config, options, *data, schedule_of(config, options.recipe), reader,
-                      CheckpointOf::other_run, total_iterations(config), silent.log);
+                      CheckpointOf::other_run, total_iterations(config), kept.log);
     check_same_tokenizer(config, state.world(), *data, reader);
   }
   if (config.peft && !config.peft->random_base)
@@ -110,11 +129,16 @@ void check_load(const config::Config& config, const RunOptions& options, const R
   check_state(reader, state.store(), optimizer.get());
 }
 
-void check_pretrained(const config::Config& config) {
+void check_pretrained(const config::Config& config, const RunData* data, Warnings& warnings) {
   const MetaState state(config);
-  BaseModel weights = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
+  const std::string& name = config.checkpoint.pretrained_checkpoint->resolved;
+  BaseModel weights = BaseModel::open(name);
   check_parameters(weights.parameters(config.model), state.store(),
                    config.peft ? ParameterSet::base : ParameterSet::all);
+  WarningLog kept(warnings);
+  if (!config.peft && !config.checkpoint.load && formats::is_external(name))
+    report_differences(config, *formats::ExternalModel::open(name), name, kept.log);
+  if (data) (void)find_assets(config, *data, kept.log);
 }
 
 void check_adapter(const config::Config& config) {

@@ -2,25 +2,42 @@
 // recipe names, without allocating the model or reading tensors.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "config/sections/config.hpp"
 #include "train/trainer/run_data.hpp"
 #include "train/trainer/run_options.hpp"
 
 namespace capstan::train {
 
-// open_run_data() for a new run, without log lines.
-RunData open_data(config::Config& config);
+// Texts of warnings that a run would report before its first step.
+using Warnings = std::vector<std::string>;
 
-// Bytes of fine-tuning data that a run holds in memory, for `held_data` of estimates; 0 where the recipe sets
-// no memory limit, or where the data cannot be opened. Tokenizes the data.
+// open_run_data() for a new run, without log lines. warnings: gets those about the data and the number of
+// passes over them.
+RunData open_data(config::Config& config, Warnings* warnings = nullptr);
+
+struct HeldData {
+  // Bytes of data and of their indices that a run holds in memory, for `held_data` of estimates.
+  int64_t bytes = 0;
+  // What `bytes` leaves out because the data cannot be opened, and why; empty: nothing that counts.
+  std::string left_out;
+};
+// Opens the data of a run: tokenizes fine-tuning data, builds the indices of Megatron's order. Writes
+// nothing.
+HeldData held_data(const config::Config& config);
+// held_data().bytes if the recipe sets a memory limit; else 0, and nothing is opened.
 int64_t data_bytes_under_limit(const config::Config& config);
 
 // Checks recipe, schedule, samples, tokenizer and shapes against checkpoint.load. data: null if it cannot be
 // opened; then only shapes are compared.
-void check_load(const config::Config& config, const RunOptions& options, const RunData* data);
+void check_load(const config::Config& config, const RunOptions& options, const RunData* data,
+                Warnings& warnings);
 
-// Checks the shapes of checkpoint.pretrained_checkpoint.
-void check_pretrained(const config::Config& config);
+// Checks the shapes of checkpoint.pretrained_checkpoint. warnings: gets differences of the model, and of the
+// tokenizer from that of the data. data: null if it cannot be opened.
+void check_pretrained(const config::Config& config, const RunData* data, Warnings& warnings);
 
 // Checks the settings, the shapes and the base model of the adapters of peft.adapter.
 void check_adapter(const config::Config& config);

@@ -37,6 +37,28 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
   return text;
 }
 
+// The greatest load of all layers, and the sum of the losses over the layers, as it is added to the loss.
+struct RouterSummary {
+  double max_load = 0, balance_loss = 0, z_loss = 0;
+  explicit RouterSummary(const StepResult& result) {
+    for (const RouterResult& router : result.routers) {
+      max_load = std::max(max_load, router.max_load());
+      balance_loss += router.balance_loss;
+      z_loss += router.z_loss;
+    }
+  }
+};
+
+void add_routers(records::MetricsRow& row, const StepResult& result) {
+  if (result.routers.empty()) return;
+  const RouterSummary summary(result);
+  row.number("expert_max_load", summary.max_load);
+  if (summary.balance_loss != 0) row.number("balance_loss", summary.balance_loss);
+  if (summary.z_loss != 0) row.number("z_loss", summary.z_loss);
+  for (const RouterResult& router : result.routers)
+    row.numbers("expert_load_layer_" + std::to_string(router.layer), router.load);
+}
+
 }  // namespace
 
 StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRunner& runner,
@@ -55,7 +77,13 @@ StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRun
         const auto device =
             make_device(config_.train.device, config_.train.threads.value_or(0), local_rank_of(world_));
         const auto type = backend_of(config_.train.device).gemm_type(compute_type(config_.mixed_precision));
-        return kernels::measured_gemm_gflops(*device, type) * 1e9;
+        // The GEMMs of one measurement are few, and other work may interrupt all of them. Measures again if
+        // the result is implausibly low.
+        constexpr double kSlow = 3;
+        double gflops = 0;
+        for (int i = 0; i < 3 && gflops < kSlow; ++i)
+          gflops = std::max(gflops, kernels::measured_gemm_gflops(*device, type));
+        return gflops * 1e9;
       }),
       last_line_(Clock::now()) {}
 
@@ -63,10 +91,11 @@ void PeakThroughput::measure() {
   if (measurements_++ < 4) value_ = std::max(value_, measure_());
 }
 
-void PeakThroughput::reached(double flops_per_second) {
-  if (value_ == 0 || flops_per_second <= value_) return;
+bool PeakThroughput::reached(double flops_per_second) {
+  if (value_ == 0 || flops_per_second <= value_) return false;
   measure();
   value_ = std::max(value_, flops_per_second);
+  return true;
 }
 
 void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
@@ -75,6 +104,7 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
   flops_per_sample_ = comm::all_reduce(world_.communicator(), flops_per_step) /
                       static_cast<double>(runner_.global_batch_size());
   if (measure_gemm) gemm_peak_.measure();
+  reported_peak_ = gemm_peak_.value();
   log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step) +
             " per step per rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
             " at the peak; GEMM throughput " + human_flop(gemm_peak_.value()) +
@@ -102,9 +132,10 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
       (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
       human_duration(seconds * steps_left(static_cast<double>(runner_.global_batch_size()))) + " for " +
       std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
-      (measured ? "as measured before the resume)"
-                : "matrix products at the measured GEMM throughput, the rest comes on top; the progress line "
-                  "has the measured time)"));
+      (measured
+           ? "as measured before the resume)"
+           : "matrix products at the measured GEMM throughput, other operations add to it; the progress line "
+             "has the measured time)"));
 }
 
 double StepLogger::steps_left(double samples) const {
@@ -119,7 +150,7 @@ void StepLogger::log_step(const StepResult& result) {
   last_loss_ = result.loss;
   log_memory(step);
   const int64_t samples = result.global_batch_size;
-  gemm_peak_.reached(flops_per_sample_ * static_cast<double>(samples) / world_.size() / step_seconds_);
+  raise_peak(flops_per_sample_ * static_cast<double>(samples) / world_.size() / step_seconds_);
   log_seconds_.add(step_seconds_, samples, timers_), events_seconds_.add(step_seconds_, samples, timers_);
   for (StepMeans* means : {&state.since_log, &state.since_events})
     means->add(result.loss, result.loss_tokens, result.gradient_norm, result.overflow);
@@ -142,6 +173,16 @@ void StepLogger::log_step(const StepResult& result) {
     if (recorder_.has_events()) write_step_events(result);
     state.since_events = {}, events_seconds_ = {};
   }
+}
+
+void StepLogger::raise_peak(double flops_per_second) {
+  // Rows have every value; smaller changes do not alter the percentage of a log line.
+  constexpr double kNotable = 1.02;
+  if (!gemm_peak_.reached(flops_per_second) || gemm_peak_.value() < kNotable * reported_peak_) return;
+  log_.line("step " + std::to_string(runner_.state().step) +
+            ": faster than the measured GEMM throughput allows; it is now " + human_flop(gemm_peak_.value()) +
+            "/s instead of " + human_flop(reported_peak_) + "/s, and MFU is a fraction of that from here on");
+  reported_peak_ = gemm_peak_.value();
 }
 
 Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
@@ -209,11 +250,12 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
       .integer("resident_bytes", resident_peak())
       .integer("consumed_samples", state.consumed_samples)
       .integer("consumed_tokens", state.consumed_tokens);
-  if (speed.mfu > 0) row.number("mfu", speed.mfu);
+  if (speed.mfu > 0) row.number("mfu", speed.mfu).number("gemm_tflops_per_rank", gemm_peak_.value() / 1e12);
   if (result.params_norm) row.number("params_norm", *result.params_norm);
   if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
   if (batch_ramp_.grows()) row.integer("global_batch_size", result.global_batch_size);
   if (result.loss_scale) row.number("loss_scale", *result.loss_scale);
+  add_routers(row, result);
   // Saves and evaluations follow the step and have rows of their own.
   for (size_t p = 0; p < kPhases; ++p)
     if (p != static_cast<size_t>(Phase::evaluate) && p != static_cast<size_t>(Phase::save))
@@ -235,6 +277,12 @@ void StepLogger::write_step_events(const StepResult& result) {
   if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
   if (result.params_norm) scalars.push_back({"train/params_norm", *result.params_norm});
   if (result.num_zeros) scalars.push_back({"train/num_zeros", static_cast<double>(*result.num_zeros)});
+  if (!result.routers.empty()) {
+    const RouterSummary summary(result);
+    scalars.push_back({"train/expert_max_load", summary.max_load});
+    if (summary.balance_loss != 0) scalars.push_back({"train/balance_loss", summary.balance_loss});
+    if (summary.z_loss != 0) scalars.push_back({"train/z_loss", summary.z_loss});
+  }
   // The means of one step are its values.
   if (config_.logger.tensorboard_log_interval > 1) {
     scalars.push_back({"train/step_loss", result.loss});

@@ -40,8 +40,8 @@ class PeakThroughput {
   void measure();
   // Called with the throughput of a training step. A step cannot be faster than its GEMMs, so a smaller peak
   // was measured while the machine was busy. The peak is then measured again, and is at least as high as the
-  // step's throughput.
-  void reached(double flops_per_second);
+  // step's throughput. Returns whether the peak has become greater.
+  bool reached(double flops_per_second);
   // 0: not measured yet.
   double value() const { return value_; }
 
@@ -78,6 +78,8 @@ class StepLogger {
 
  private:
   void report_estimated_time(const StepEstimate& estimate);
+  // Raises the peak GEMM throughput if a step was faster, and reports it.
+  void raise_peak(double flops_per_second);
   Throughput throughput(const IntervalSeconds& seconds) const;
   // Number of steps that the rest of the run would take with this global batch size.
   double steps_left(double samples) const;
@@ -100,8 +102,9 @@ class StepLogger {
   int64_t held_data_ = 0;
   // Requests to the system for memory up to the last step.
   int64_t memory_requests_ = 0;
-  // Peak GEMM throughput of this rank.
+  // Peak GEMM throughput of this rank, and the value that the log has named last.
   PeakThroughput gemm_peak_;
+  double reported_peak_ = 0;
   // FLOPs of a sample on all ranks, without recomputation.
   double flops_per_sample_ = 0;
   double step_seconds_ = 0, estimated_step_seconds_ = 0;

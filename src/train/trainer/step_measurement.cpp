@@ -25,8 +25,10 @@ config::Config with_short_step(config::Config config, double gemm_gflops) {
   const int64_t all = *config.train.global_batch_size / over_ranks;
   // With virtual stages micro-batches come in groups.
   const parallel::PipelineShape shape = pipeline_shape(config, all);
-  const int64_t group = shape.chunks > 1 ? shape.group : 1;
-  const int64_t least = std::min(all, shape.ranks);
+  const int64_t group = shape.order == config::PipelineSchedule::interleaved ? shape.group : 1;
+  // The V of a schedule is full with 2 P - 1 micro-batches.
+  const int64_t filling = shape.order == config::PipelineSchedule::zb_v ? 2 * shape.ranks - 1 : shape.ranks;
+  const int64_t least = std::min(all, filling);
   const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
   config.train.global_batch_size = round_up(std::max(taken, least), group) * over_ranks;
   config.train.rampup_batch_size.clear();
@@ -59,6 +61,22 @@ struct MeasuringObserver final : TapeObserver {
   double last = 0;
 };
 
+// Seconds of a step, and of its phases.
+using StepTimes = std::pair<double, std::array<double, kPhases>>;
+
+// StepMeasurement::bubble.
+double measured_bubble(const std::vector<StepTimes>& taken, comm::World& world) {
+  double waiting = 0, working = 0;
+  for (const auto& [seconds, phases] : taken) {
+    waiting += phases[static_cast<size_t>(Phase::pipeline)];
+    working += phases[static_cast<size_t>(Phase::forward)] + phases[static_cast<size_t>(Phase::backward)];
+  }
+  // The ranks begin a step together, and the last one ends its passes after this time.
+  const double span = comm::all_reduce(world.communicator(), waiting + working, comm::ReduceOp::max),
+               all_working = comm::all_reduce(world.communicator(), working, comm::ReduceOp::sum);
+  return all_working > 0 ? span * world.size() / all_working - 1 : 0;
+}
+
 }  // namespace
 
 StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
@@ -75,7 +93,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
   const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
 
   StepTimers timers;
-  std::vector<std::pair<double, std::array<double, kPhases>>> taken;
+  std::vector<StepTimes> taken;
   OperationTable operations;
   MeasuringObserver observer;
   observer.table = &operations, observer.trace = trace, observer.timers = &timers;
@@ -114,6 +132,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
     for (size_t p = 0; p < kPhases; ++p) row.second[p] = timers.seconds(static_cast<Phase>(p));
   }
   if (trace) trace->finish_step();
+  const double bubble = measured_bubble(taken, world);
   std::sort(taken.begin(), taken.end());
   std::vector<OperationTable::Row> rows = operations.by_time();
   // The values of one step.
@@ -132,6 +151,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
           .fraction_of_concurrent = concurrent > 0 ? flops / mean / (concurrent * 1e9) : 0,
           .seconds = median.first,
           .phases = median.second,
+          .bubble = bubble,
           .steps = static_cast<int64_t>(taken.size()),
           .micro_batches = runner.micro_batches(),
           .operations = std::move(rows),

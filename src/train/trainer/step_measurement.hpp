@@ -27,6 +27,9 @@ struct StepMeasurement {
   double seconds = 0;
   // Seconds of a step in each phase.
   std::array<double, kPhases> phases{};
+  // Time that the ranks are idle or transfer until the last one has ended its passes, over the time of all
+  // passes. Only where a call returns when its work is done, as on the CPU.
+  double bubble = 0;
   int64_t steps = 0, micro_batches = 0;
   // Operations of one step, the longest first.
   std::vector<OperationTable::Row> operations;

@@ -2,12 +2,14 @@
 
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/schedule_setup.hpp"
@@ -37,7 +39,8 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
                                                  store_options(config));
   optimizer_ = make_optimizer(config, *device_, *store_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
-  totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_);
+  totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_,
+                                         micro_batch_runner_->router_values());
   if (reruns())
     store_->on_local_gradients([this](const Tensor& gradients) { totals_->add_to_fingerprint(gradients); });
   if (config.mixed_precision.params_dtype == config::Precision::fp16) scale_loss(config.mixed_precision);
@@ -103,10 +106,28 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
     values = read_values();
   }
   if (config_.logger.log_params_norm) result.params_norm = std::sqrt(values.parameter_squares);
+  result.routers = router_results();
   if (!result.skipped) count_update(result);
   consume_batch();
   timers.enter(Phase::other);
   return result;
+}
+
+std::vector<RouterResult> StepRunner::router_results() const {
+  std::vector<RouterResult> results;
+  const auto batches = static_cast<double>(micro_batches() * mesh_.size(comm::Axis::dp));
+  auto value = totals_->router_values().begin();
+  for (const int64_t layer : config::moe_layers(config_.model)) {
+    RouterResult& result = results.emplace_back();
+    result.layer = layer;
+    result.load.assign(value, value + *config_.model.num_moe_experts);
+    value += *config_.model.num_moe_experts;
+    const double sum = std::accumulate(result.load.begin(), result.load.end(), 0.0);
+    for (double& load : result.load) load = sum > 0 ? load / sum : 0;
+    result.balance_loss = *value++ / batches;
+    result.z_loss = *value++ / batches;
+  }
+  return results;
 }
 
 // With a dynamic loss scale, a norm that is not finite is an overflow, and the scale is reduced. A loss that

@@ -2,6 +2,7 @@
 // training step on it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,6 +25,19 @@
 
 namespace capstan::train {
 
+// What the router of one layer did in a step.
+struct RouterResult {
+  int64_t layer = 0;
+  // The fraction of the choices that fell on each expert.
+  std::vector<double> load;
+  // Means over the micro-batches, times their coefficients.
+  double balance_loss = 0, z_loss = 0;
+  // The load of the expert with most tokens, relative to an equal load.
+  double max_load() const {
+    return *std::max_element(load.begin(), load.end()) * static_cast<double>(load.size());
+  }
+};
+
 struct StepResult {
   // Mean over the step's loss tokens, the tokens whose loss_mask is set.
   double loss = 0;
@@ -40,6 +54,8 @@ struct StepResult {
   std::optional<double> params_norm;
   // The scale of the loss in this step, where it is scaled.
   std::optional<double> loss_scale;
+  // Of each MoE layer.
+  std::vector<RouterResult> routers;
   // The update was left out because of a spike, optimizer.grad_norm_skip_threshold or an overflow.
   bool skipped = false;
   // The scaled loss or its gradients are not finite.
@@ -128,6 +144,8 @@ class StepRunner {
   bool ends_run(const StepValues& values) const;
   static bool is_finite(const StepValues& values);
   void count_update(const StepResult& result);
+  // From the values that were read last.
+  std::vector<RouterResult> router_results() const;
   void rerun_and_compare(const StepValues& first, StepTimers& timers, std::vector<Anomaly>& events);
   [[noreturn]] void fail_not_finite(const StepValues& values, std::vector<Anomaly> events);
   Anomaly locate_not_finite(const StepValues& values);

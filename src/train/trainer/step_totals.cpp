@@ -1,6 +1,8 @@
 #include "train/trainer/step_totals.hpp"
 
 #include <cstddef>
+#include <cstring>
+#include <utility>
 
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
@@ -16,21 +18,32 @@ Tensor StepTotals::field(size_t offset, int64_t count, DType dtype) const {
 }
 
 StepTotals::StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
-                       const optim::Optimizer& optimizer)
+                       const optim::Optimizer& optimizer, int64_t router_values)
     : mesh_(mesh), device_(device), store_(store) {
   static_assert(offsetof(StepValues, loss_tokens) == offsetof(StepValues, loss_sum) + sizeof(double));
   CategoryScope scope(MemoryCategory::workspace);
-  values_ = Tensor::zeros(device, {sizeof(StepValues)}, DType::u8);
+  const int64_t router_bytes = router_values * size_of(DType::f32);
+  values_ = Tensor::zeros(device, {static_cast<int64_t>(sizeof(StepValues)) + router_bytes}, DType::u8);
+  routers_ = field(sizeof(StepValues), router_values, DType::f32);
   losses_ = field(offsetof(StepValues, loss_sum), 2, DType::f64);
   gradient_squares_ = field(offsetof(StepValues, gradient_squares), 1, DType::f64);
   zero_gradients_ = field(offsetof(StepValues, zero_gradients), 1, DType::i64);
   parameter_squares_ = field(offsetof(StepValues, parameter_squares), 1, DType::f64);
   fingerprint_ = field(offsetof(StepValues, fingerprint), 1, DType::i64);
   control_ = field(offsetof(StepValues, control), sizeof(kernels::StepControl), DType::u8);
-  for (const optim::FlatBuffer& buffer : optimizer.buffers())
-    (buffer.host ? on_host_ : on_device_).push_back(buffer);
-  gradients_ = on_host_.empty() ? on_device_ : with_range_tables(device, store.gradient_buffers());
-  if (!on_host_.empty()) host_squares_ = Tensor::empty(*on_host_[0].host, {1}, DType::f64);
+  bool offloaded = false;
+  for (const optim::FlatBuffer& buffer : optimizer.buffers()) {
+    Buffers& mine = buffers_of(buffer.grid);
+    (buffer.host ? mine.on_host : mine.on_device).push_back(buffer);
+    if (buffer.host) mine.host_squares = Tensor::empty(*buffer.host, {1}, DType::f64);
+    offloaded = offloaded || buffer.host;
+  }
+  if (offloaded)
+    for (optim::FlatBuffer& buffer : with_range_tables(device, store.gradient_buffers()))
+      buffers_of(buffer.grid).gradients.push_back(std::move(buffer));
+  else
+    for (Buffers* mine : {&dense_, &expert_}) mine->gradients = mine->on_device;
+  if (store.has_expert_grid()) grid_sums_ = Tensor::zeros(device, {2}, DType::f64);
 }
 
 void StepTotals::clear_fingerprint() {
@@ -48,14 +61,35 @@ void StepTotals::sum_losses(const MicroBatchRunner::Losses& losses) {
          losses.sums.defined() ? losses.sums.elements() : 0, losses.tokens, losses_);
   comm::all_reduce_numbers(mesh_.group("dp-cp"), losses_);
   comm::all_reduce_numbers(mesh_.group("pp"), losses_);
+  if (!losses.routers.defined()) return;
+  device_.copy(routers_.address(), losses.routers.address(), routers_.bytes());
+  // Tensor-parallel ranks route different rows, or one of them counts.
+  for (const char* group : {"dp-cp", "tp", "pp"}) comm::all_reduce_sum_any(mesh_.group(group), routers_);
+}
+
+void StepTotals::sum_over_grids(const Tensor& total,
+                                const std::function<void(ParameterGrid, const Tensor&)>& sum) {
+  if (!grid_sums_.defined()) {
+    sum(ParameterGrid::dense, total);
+    return store_.all_reduce_statistics(total, ParameterGrid::dense);
+  }
+  const Tensor parts = grid_sums_.as_type(total.dtype());
+  for (const ParameterGrid grid : kParameterGrids) {
+    const Tensor part = parts.flat_range(static_cast<int64_t>(grid), 1, {1});
+    sum(grid, part);
+    store_.all_reduce_statistics(part, grid);
+  }
+  launch(device_, device_.table().step_control->sum_ranks, parts, 2, total, 1);
 }
 
 void StepTotals::sum_gradients(bool count_zeros) {
-  optim::sum_of_squares(gradients_, gradient_squares_);
-  store_.all_reduce_statistics(gradient_squares_);
+  sum_over_grids(gradient_squares_, [&](ParameterGrid grid, const Tensor& sum) {
+    optim::sum_of_squares(buffers_of(grid).gradients, sum);
+  });
   if (!count_zeros) return;
-  optim::count_zeros(gradients_, zero_gradients_);
-  store_.all_reduce_statistics(zero_gradients_);
+  sum_over_grids(zero_gradients_, [&](ParameterGrid grid, const Tensor& count) {
+    optim::count_zeros(buffers_of(grid).gradients, count);
+  });
 }
 
 void StepTotals::decide(const kernels::StepLimits& limits) {
@@ -64,19 +98,27 @@ void StepTotals::decide(const kernels::StepLimits& limits) {
 
 void StepTotals::sum_parameters() {
   CategoryScope scope(MemoryCategory::workspace);
-  if (host_squares_.defined()) {
-    HostDevice& host = *on_host_[0].host;
-    optim::sum_of_squares(on_host_, host_squares_, &optim::FlatBuffer::main);
-    host.start_upload(host_squares_, parameter_squares_, "sum over main parameters");
-    host.finish_uploads();
-  }
-  optim::sum_of_squares(on_device_, parameter_squares_, &optim::FlatBuffer::main, host_squares_.defined());
-  store_.all_reduce_statistics(parameter_squares_);
+  sum_over_grids(parameter_squares_, [&](ParameterGrid grid, const Tensor& sum) {
+    const Buffers& mine = buffers_of(grid);
+    const bool offloaded = !mine.on_host.empty();
+    if (offloaded) {
+      HostDevice& host = *mine.on_host[0].host;
+      optim::sum_of_squares(mine.on_host, mine.host_squares, &optim::FlatBuffer::main);
+      host.start_upload(mine.host_squares, sum, "sum over main parameters");
+      host.finish_uploads();
+    }
+    optim::sum_of_squares(mine.on_device, sum, &optim::FlatBuffer::main, offloaded);
+  });
 }
 
-StepValues StepTotals::read() const {
+StepValues StepTotals::read() {
+  std::vector<std::byte> bytes(static_cast<size_t>(values_.bytes()));
+  values_.copy_to_host_bytes(DType::u8, bytes);
   StepValues values;
-  values_.copy_to_host_bytes(DType::u8, std::as_writable_bytes(std::span(&values, 1)));
+  std::memcpy(&values, bytes.data(), sizeof values);
+  router_values_.resize(static_cast<size_t>(routers_.elements()));
+  if (!router_values_.empty())
+    std::memcpy(router_values_.data(), bytes.data() + sizeof values, static_cast<size_t>(routers_.bytes()));
   return values;
 }
 

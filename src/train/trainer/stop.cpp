@@ -117,8 +117,10 @@ std::string_view stop_notice(std::span<char> buffer, std::string_view phase, int
     text << ", which has not begun";
   } else if (trains && lower_bound) {
     text << ", the first to be timed";
+  } else if (trains && step_end != 0) {
+    text << ", which takes longer than expected";
   }
-  text << "; again to stop now";
+  text << "; a second signal stops at once";
   return text.text();
 }
 

@@ -22,9 +22,9 @@ struct ExpectedStop {
   int64_t encoded() const;
 };
 
-// The answer to a request: "stopping after this step, about 12 s; again to stop now". phase: name_of(Phase)
-// of what runs; step: its number, 0 before the first; expected_end: ExpectedStop::encoded(); now: of the same
-// clock. Safe in a signal handler.
+// The answer to a request: "stopping after this step, about 12 s; a second signal stops at once". phase:
+// name_of(Phase) of what runs; step: its number, 0 before the first; expected_end: ExpectedStop::encoded();
+// now: of the same clock. Safe in a signal handler.
 std::string_view stop_notice(std::span<char> buffer, std::string_view phase, int64_t step,
                              int64_t expected_end, int64_t now);
 // The answer to a second request: "stopped now; the newest checkpoint is of step 40". saved: that step, -1

@@ -74,7 +74,7 @@ Outcome Trainer::run() {
 
 Trainer::~Trainer() = default;
 
-// ErrorCode::io for directories that the run could not write.
+// Throws ErrorCode::io if the run cannot write to its directories.
 static void check_directories(const config::Config& config, comm::World& world, const RunOptions& options) {
   comm::run_collectively(world.communicator(), "checking the output directories", [&] {
     if (world.rank() == 0) require_writable(unwritable_directories(config, options));
@@ -93,7 +93,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   comm::run_collectively(world_.communicator(), "opening the device",
                          [&] { check_device(config_, world_.local_rank()); });
   check_ranks_agree();
-  if (const std::string note = device_note(config_.train.device); !note.empty()) log_->line(note);
+  for (const std::string& note : device_notes(config_)) log_->line(note);
   recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
   check_directories(config_, world_, options_);
   data_ = std::make_unique<RunData>(open_run_data(config_, options_.resume != Resume::no, *log_));
@@ -253,7 +253,7 @@ void Trainer::check_skipped_update(const StepResult& result) {
   recorder_->write(records::MetricsRow(step(), "update_skipped").number("grad_norm", result.gradient_norm));
 }
 
-// False: the callback asks for a stop.
+// Reports the step to RunOptions::on_step. Returns false if the callback asks for a stop.
 bool Trainer::call_on_step(const StepResult& result) {
   const TrainState& state = runner_->state();
   const double tokens = static_cast<double>(result.global_batch_size * config_.model.seq_length);
@@ -355,9 +355,9 @@ void Trainer::evaluate(const char* split, const std::shared_ptr<const data::Data
   logger_->report_evaluation(split, loss, evaluation_seconds_);
 }
 
-// Empty: continue. Rank 0's clock, any rank's signal and any rank's callback count: all ranks agree by a
-// reduction, so that they stop after the same step. The same reduction counts the ranks that have written
-// their share of an asynchronous save.
+// Returns why the run stops after this step; empty: it continues. A reduction combines rank 0's clock with
+// the signals and callbacks of all ranks, so that all ranks stop after the same step. The same reduction
+// counts the ranks that have written their share of an asynchronous save.
 std::string Trainer::check_for_stop() {
   const auto& limit = config_.train.exit_duration_in_mins;
   const bool too_long = is_rank0() && limit && seconds_since(start_) / 60 >= *limit;
@@ -388,7 +388,7 @@ Outcome Trainer::end_run(const std::string& stop) {
   if (!finished) outcome.reason = stop;
   outcome.run_dir = recorder_->directory();
   outcome.checkpoint = checkpointer_->last();
-  std::string text = finished ? "done: " + std::to_string(outcome.step) + " steps"
+  std::string text = finished ? "done: " + counted(outcome.step, "step")
                               : "stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason;
   if (const auto loss = logger_->last_loss()) text += ", loss " + fixed(*loss, 4);
   text += ", " + human_duration(seconds_since(start_)) + ", " +

@@ -1,0 +1,111 @@
+// Formulas of the router that devices share.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "base/host_device.hpp"
+#include "kernels/router.hpp"
+
+namespace capstan::kernels {
+
+// Added to sums that divide.
+inline constexpr float kRouterEpsilon = 1e-20f;
+
+// Ascending keys are descending scores, of equal ones ascending indices. NaN comes before all numbers. A key
+// is never 0.
+CAPSTAN_HOST_DEVICE inline uint64_t choice_key(float score, int64_t index) {
+  // -0 and 0 have the same key.
+  const uint32_t bits = score == 0 ? 0 : std::bit_cast<uint32_t>(score);
+  const uint32_t rising = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(~rising) << 32 | static_cast<uint64_t>(index + 1);
+}
+CAPSTAN_HOST_DEVICE inline int64_t index_of_choice(uint64_t key) {
+  return static_cast<int64_t>(key & 0xFFFFFFFF) - 1;
+}
+CAPSTAN_HOST_DEVICE inline float score_of_choice(uint64_t key) {
+  const uint32_t rising = ~static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>((rising >> 31) != 0 ? rising & 0x7FFFFFFFu : ~rising);
+}
+
+// The largest logit, and the sum of e^(logit - largest).
+struct SoftmaxSums {
+  float largest = 0, sum = 1;
+};
+CAPSTAN_HOST_DEVICE inline float softmax_value(float logit, const SoftmaxSums& sums) {
+  return std::exp(logit - sums.largest) / sums.sum;
+}
+CAPSTAN_HOST_DEVICE inline float logistic(float logit) {
+  return 1.0f / (1.0f + std::exp(-logit));
+}
+
+// Whether probabilities are the softmax over the chosen experts.
+CAPSTAN_HOST_DEVICE inline bool has_softmax_of_chosen(const RouterShape& r) {
+  return r.score == RouterScore::softmax && !r.pre_softmax;
+}
+
+// The chosen experts of one token. sums: those of all experts with pre_softmax; sum_chosen() sets them where
+// the softmax is over the chosen experts.
+struct ChosenExperts {
+  RouterShape shape;
+  const float* logits;
+  const int32_t* experts;
+  SoftmaxSums sums;
+
+  CAPSTAN_HOST_DEVICE float logit(int64_t k) const { return logits[experts[k]]; }
+  CAPSTAN_HOST_DEVICE float score(int64_t k) const {
+    return shape.score == RouterScore::sigmoid ? logistic(logit(k)) : softmax_value(logit(k), sums);
+  }
+  CAPSTAN_HOST_DEVICE void sum_chosen() {
+    if (!has_softmax_of_chosen(shape)) return;
+    sums = {logit(0), 0};
+    for (int64_t k = 1; k < shape.topk; ++k) sums.largest = std::fmax(sums.largest, logit(k));
+    for (int64_t k = 0; k < shape.topk; ++k) sums.sum += std::exp(logit(k) - sums.largest);
+  }
+  // Divides the scores.
+  CAPSTAN_HOST_DEVICE float divisor() const {
+    if (!shape.normalize || has_softmax_of_chosen(shape)) return 1;
+    float sum = kRouterEpsilon;
+    for (int64_t k = 0; k < shape.topk; ++k) sum += score(k);
+    return sum;
+  }
+  // The derivatives by the scores are factor * (dprobabilities[k] - shift).
+  struct ScoreGradient {
+    float factor, shift;
+    // The sum over k of score times derivative, for the softmax over all experts.
+    float product;
+  };
+  CAPSTAN_HOST_DEVICE ScoreGradient score_gradient(const float* dprobabilities) const {
+    const float by = divisor();
+    float sum = 0, product = 0;
+    for (int64_t k = 0; k < shape.topk; ++k) {
+      const float s = score(k);
+      sum += s, product += s * dprobabilities[k];
+    }
+    ScoreGradient g{shape.scaling_factor / by, 0, 0};
+    if (shape.normalize && !has_softmax_of_chosen(shape)) g.shift = product / by;
+    g.product = g.factor * (product - g.shift * sum);
+    return g;
+  }
+  // The derivative by the logit of chosen expert k.
+  CAPSTAN_HOST_DEVICE float logit_gradient(const ScoreGradient& g, const float* dprobabilities,
+                                           int64_t k) const {
+    const float s = score(k), d = g.factor * (dprobabilities[k] - g.shift);
+    return shape.score == RouterScore::sigmoid ? d * s * (1.0f - s) : s * (d - g.product);
+  }
+};
+
+// The tokens of a segment among `tokens`: [begin, end).
+struct SegmentRange {
+  int64_t begin, end;
+};
+CAPSTAN_HOST_DEVICE inline SegmentRange tokens_of(const TokenSegments& s, int64_t segment, int64_t tokens) {
+  const int64_t begin = segment * s.rows - s.first_row, end = begin + s.rows;
+  return {begin < 0 ? 0 : begin, end < tokens ? end : tokens};
+}
+CAPSTAN_HOST_DEVICE inline int64_t segment_of(const TokenSegments& s, int64_t token) {
+  return (s.first_row + token) / s.rows;
+}
+
+}  // namespace capstan::kernels

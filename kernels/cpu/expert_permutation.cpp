@@ -1,0 +1,213 @@
+// The order of tokens by expert. Bytes moved for R rows of C columns of e bytes: permute and unpermute
+// 2 e R C, the gradient of the weights 2 e R C; the plan reads and writes 4 bytes for each slot and row.
+#include "kernels/expert_permutation.hpp"
+
+#include <bit>
+
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/expert_permutation.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace capstan::kernels {
+namespace HWY_NAMESPACE {
+
+bool sorts_by_probability(const PermutationShape& s) {
+  return s.capacity > 0 && s.policy == DropPolicy::probability;
+}
+
+// The next row and the end of the rows of each expert; then keys of the slots of one expert.
+WorkspaceSize plan_workspace(PermutationShape s) {
+  const size_t bounds = WorkspaceSize::aligned(static_cast<size_t>(2 * s.experts) * sizeof(int64_t));
+  return {bounds + (sorts_by_probability(s) ? static_cast<size_t>(s.slots()) * sizeof(uint64_t) : 0), 0};
+}
+
+// Sets row_of_slot to -1 for the slots of `expert` (absolute) beyond its capacity.
+void drop_least(const PermutationShape& s, int64_t expert, const int32_t* experts, const float* probabilities,
+                uint64_t* keys, int32_t* row_of_slot) {
+  int64_t n = 0;
+  for (int64_t slot = 0; slot < s.slots(); ++slot)
+    if (experts[slot] == expert)
+      // Ascending keys are descending probabilities, which are not negative, then ascending slots.
+      keys[n++] = static_cast<uint64_t>(~std::bit_cast<uint32_t>(probabilities[slot])) << 32 |
+                  static_cast<uint64_t>(slot);
+  std::nth_element(keys, keys + s.capacity, keys + n);
+  for (int64_t i = s.capacity; i < n; ++i) row_of_slot[keys[i] & 0xFFFFFFFF] = -1;
+}
+
+void plan(Context& c, PermutationShape s, const int32_t* experts, const float* probabilities,
+          int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
+  const WorkspaceParts workspace(c, plan_workspace(s));
+  if (!workspace) return;
+  auto* next = workspace.shared<int64_t>();
+  int64_t* end = next + s.experts;
+  auto* keys = reinterpret_cast<uint64_t*>(
+      workspace.shared<std::byte>() +
+      WorkspaceSize::aligned(static_cast<size_t>(2 * s.experts) * sizeof(int64_t)));
+  int64_t *sizes = numbers + 1, *counts = sizes + s.experts;
+  std::fill(counts, counts + s.experts, 0);
+  for (int64_t slot = 0; slot < s.slots(); ++slot) {
+    const int64_t e = experts[slot] - s.first;
+    const bool here = e >= 0 && e < s.experts;
+    row_of_slot[slot] = here ? 0 : -1;
+    if (here) ++counts[e];
+  }
+  int64_t row = 0;
+  for (int64_t e = 0; e < s.experts; row += sizes[e++]) {
+    if (sorts_by_probability(s) && counts[e] > s.capacity)
+      drop_least(s, s.first + e, experts, probabilities, keys, row_of_slot);
+    const int64_t kept = s.capacity > 0 ? std::min(counts[e], s.capacity) : counts[e];
+    sizes[e] = round_up(s.pad ? s.capacity : kept, s.multiple);
+    next[e] = row;
+    end[e] = row + kept;
+  }
+  numbers[0] = row;
+  std::fill(slot_of_row, slot_of_row + s.rows(), -1);
+  for (int64_t slot = 0; slot < s.slots(); ++slot) {
+    if (row_of_slot[slot] < 0) continue;
+    const int64_t e = experts[slot] - s.first;
+    row_of_slot[slot] = next[e] < end[e] ? static_cast<int32_t>(next[e]) : -1;
+    if (next[e] < end[e]) slot_of_row[next[e]++] = static_cast<int32_t>(slot);
+  }
+}
+
+void regroup(Context&, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows, int64_t* numbers,
+             int32_t* row_of_slot, int32_t* slot_of_row) {
+  std::fill(row_of_slot, row_of_slot + rows, -1);
+  std::fill(slot_of_row, slot_of_row + rows, -1);
+  int64_t row = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t begin = row;
+    for (int64_t r = 0; r < ranks; ++r) {
+      int64_t slot = 0;
+      for (int64_t i = 0; i < r * experts + e; ++i) slot += counts[i];
+      for (int64_t i = 0; i < counts[r * experts + e]; ++i, ++row, ++slot) {
+        row_of_slot[slot] = static_cast<int32_t>(row);
+        slot_of_row[row] = static_cast<int32_t>(slot);
+      }
+    }
+    numbers[1 + e] = numbers[1 + experts + e] = row - begin;
+  }
+  numbers[0] = row;
+}
+
+void permute(Context& c, In x_in, const int32_t* slot_of_row, const float* weights, Out y_out, int64_t rows,
+             int64_t topk, int64_t cols) {
+  by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
+    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t slot = slot_of_row[r], to = r * cols, from = slot / topk * cols;
+        const VF weight = splat(slot >= 0 && weights ? weights[slot] : 1.0f);
+        for_vectors(
+            cols,
+            [&](int64_t i) HWY_ATTR {
+              y.put(to + i, slot >= 0 ? hn::Mul(x.at_without_prefetch(from + i), weight) : hn::Zero(DF()));
+            },
+            [&](int64_t i, int64_t n) HWY_ATTR {
+              y.put_part(to + i, slot >= 0 ? hn::Mul(x.part(from + i, n), weight) : hn::Zero(DF()), n);
+            });
+      }
+    });
+  });
+}
+
+void unpermute(Context& c, In x_in, const int32_t* row_of_slot, const float* weights, Out y_out,
+               int64_t tokens, int64_t topk, int64_t cols) {
+  by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
+    parallel_blocks(c, tokens, rows_per_block(topk * cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t t = begin; t < end; ++t) {
+        const auto sum = [&](auto&& values) HWY_ATTR {
+          VF total = hn::Zero(DF());
+          for (int64_t slot = t * topk; slot < (t + 1) * topk; ++slot)
+            if (row_of_slot[slot] >= 0)
+              total =
+                  hn::MulAdd(values(row_of_slot[slot] * cols), splat(weights ? weights[slot] : 1.0f), total);
+          return total;
+        };
+        for_vectors(
+            cols,
+            [&](int64_t i) HWY_ATTR {
+              y.put(t * cols + i, sum([&](int64_t row) HWY_ATTR { return x.at_without_prefetch(row + i); }));
+            },
+            [&](int64_t i, int64_t n) HWY_ATTR {
+              y.put_part(t * cols + i, sum([&](int64_t row) HWY_ATTR { return x.part(row + i, n); }), n);
+            });
+      }
+    });
+  });
+}
+
+void unpermute_backward_weights(Context& c, In dy_in, In x_in, const int32_t* row_of_slot, float* dweights,
+                                int64_t tokens, int64_t topk, int64_t cols) {
+  by_type({dy_in, x_in}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto dy = array_of<T>(dy_in), x = array_of<T>(x_in);
+    parallel_blocks(c, tokens * topk, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        VF sum = hn::Zero(DF());
+        const int64_t row = row_of_slot[slot], at = row * cols, token = slot / topk * cols;
+        if (row >= 0)
+          for_vectors(
+              cols,
+              [&](int64_t i) HWY_ATTR {
+                sum = hn::MulAdd(dy.at_without_prefetch(token + i), x.at_without_prefetch(at + i), sum);
+              },
+              [&](int64_t i, int64_t n)
+                  HWY_ATTR { sum = hn::MulAdd(dy.part(token + i, n), x.part(at + i, n), sum); });
+        dweights[slot] = sum_lanes(sum);
+      }
+    });
+  });
+}
+
+// Rows are added in blocks first, so that long sums stay exact.
+constexpr int64_t kSumRows = 512, kSumCols = 64;
+
+void sum_rows(Context& c, In x_in, const int64_t* sizes, int64_t experts, int64_t cols, float* sums) {
+  by_type({x_in}, [&](auto type) HWY_ATTR {
+    const auto x = array_of<decltype(type)>(x_in);
+    parallel_blocks(c, cols, kSumCols, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t i = begin; i < end; i += kStep) {
+        const int64_t n = std::min(kStep, end - i);
+        for (int64_t e = 0, first = 0; e < experts; first += sizes[e++]) {
+          VF sum = load_part(sums + e * cols + i, n);
+          for (int64_t r = first; r < first + sizes[e]; r += kSumRows) {
+            VF part = hn::Zero(DF());
+            for (int64_t row = r; row < std::min(first + sizes[e], r + kSumRows); ++row)
+              part = hn::Add(part, x.part(row * cols + i, n));
+            sum = hn::Add(sum, part);
+          }
+          store_part(sum, sums + e * cols + i, n);
+        }
+      }
+    });
+  });
+}
+
+ExpertPermutation expert_permutation_family() {
+  return {.plan = plan,
+          .plan_workspace = plan_workspace,
+          .regroup = regroup,
+          .permute = permute,
+          .unpermute = unpermute,
+          .unpermute_backward_weights = unpermute_backward_weights,
+          .sum_rows = sum_rows};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace capstan::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+CAPSTAN_FAMILY(ExpertPermutation, expert_permutation)
+#endif

@@ -1,0 +1,321 @@
+// The order of tokens by expert. Bytes moved for R rows of C columns of e bytes: permute and unpermute
+// 2 e R C, the gradient of the weights 2 e R C. The plan has a block for each expert, which reads 4 bytes of
+// every slot twice (from the cache). Dropping by probability sorts the slots.
+#include "kernels/expert_permutation.hpp"
+
+#include "kernels/cuda/device.hpp"
+#include "kernels/cuda/families.hpp"
+#include "kernels/cuda/sort.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+namespace {
+
+constexpr int kPlanThreads = 512;
+
+struct FillIndices {
+  int32_t* to;
+  int32_t value;
+  __device__ void operator()(int64_t i, int64_t) const { to[i] = value; }
+};
+
+// ---- dropping by probability: sorts keys (expert, descending probability, slot), of which no two are equal
+
+constexpr int kSlotBits = 23, kProbabilityBits = 31;
+constexpr int64_t kMostPlannedExperts = int64_t{1} << (64 - kSlotBits - kProbabilityBits);
+
+bool sorts_by_probability(const PermutationShape& s) {
+  return s.capacity > 0 && s.policy == DropPolicy::probability;
+}
+// The keys, and a byte for each slot: whether it is dropped.
+WorkspaceSize plan_workspace(PermutationShape s) {
+  if (!sorts_by_probability(s) || s.slots() <= 0) return {};
+  const size_t keys = WorkspaceSize::aligned(static_cast<size_t>(sorted_keys(s.slots())) * sizeof(SortKey));
+  return {keys + static_cast<size_t>(s.slots()), 0};
+}
+
+struct MakeSlotKeys {
+  PermutationShape s;
+  const int32_t* experts;
+  const float* probabilities;
+  SortKey* keys;
+  uint8_t* dropped;
+  __device__ void operator()(int64_t i, int64_t) const {
+    keys[i] = kPaddingKey;
+    if (i >= s.slots()) return;
+    dropped[i] = 0;
+    const int64_t e = experts[i] - s.first;
+    if (e < 0 || e >= s.experts) return;
+    // Probabilities are not negative.
+    const uint32_t falling = ~std::bit_cast<uint32_t>(probabilities[i]) & 0x7FFFFFFFu;
+    keys[i] = static_cast<SortKey>(e) << (kSlotBits + kProbabilityBits) |
+              static_cast<SortKey>(falling) << kSlotBits | static_cast<SortKey>(i);
+  }
+};
+// A slot is dropped if `capacity` keys of the same expert come before it.
+struct DropSlots {
+  int64_t capacity;
+  const SortKey* keys;
+  uint8_t* dropped;
+  __device__ void operator()(int64_t i, int64_t) const {
+    constexpr int kShift = kSlotBits + kProbabilityBits;
+    if (keys[i] == kPaddingKey || i < capacity || keys[i - capacity] >> kShift != keys[i] >> kShift) return;
+    dropped[keys[i] & ((SortKey{1} << kSlotBits) - 1)] = 1;
+  }
+};
+
+// ---- the plan
+
+// Slots as the blocks of the experts read them. dropped: null where no slot is dropped by probability.
+struct SlotsOfExperts {
+  PermutationShape s;
+  const int32_t* experts;
+  const uint8_t* dropped;
+  __device__ bool chose(int64_t slot, int64_t e) const {
+    return slot < s.slots() && experts[slot] == s.first + e;
+  }
+  __device__ bool kept(int64_t slot) const { return !dropped || dropped[slot] == 0; }
+};
+
+__global__ void plan_sizes_kernel(SlotsOfExperts x, int64_t* numbers) {
+  const int64_t e = block_index();
+  int64_t count = 0;
+  for (int64_t slot = thread_index(); slot < x.s.slots(); slot += block_threads())
+    count += x.chose(slot, e) ? 1 : 0;
+  count = block_sum(count);
+  if (thread_index() != 0) return;
+  const int64_t kept = x.s.capacity > 0 && count > x.s.capacity ? x.s.capacity : count;
+  numbers[1 + e] = round_up(x.s.pad ? x.s.capacity : kept, x.s.multiple);
+  numbers[1 + x.s.experts + e] = count;
+}
+
+// The sum of sizes[0, count); the same in all threads.
+__device__ int64_t sum_of_sizes(const int64_t* sizes, int64_t count) {
+  int64_t sum = 0;
+  for (int64_t i = thread_index(); i < count; i += block_threads()) sum += sizes[i];
+  return block_sum(sum);
+}
+
+// The number of threads before this one whose flag is set, and of all threads.
+struct FlagCount {
+  int before, all;
+};
+__device__ FlagCount count_flags(bool flag) {
+  CAPSTAN_SHARED(int, of_warps, kWarp);
+  const uint32_t set = ballot(flag), lower = set & ((1u << lane_index()) - 1);
+  if (lane_index() == 0) of_warps[warp_index()] = std::popcount(set);
+  sync_threads();
+  FlagCount count{std::popcount(lower), 0};
+  for (int w = 0; w < block_threads() / kWarp; ++w) {
+    if (w < warp_index()) count.before += of_warps[w];
+    count.all += of_warps[w];
+  }
+  // Before the next call writes its counts.
+  sync_threads();
+  return count;
+}
+
+// A block gives the slots of its expert their rows, in the order of slots. The last block also sets the rows
+// beyond those in use.
+__global__ void plan_rows_kernel(SlotsOfExperts x, int64_t rows, int64_t* numbers, int32_t* row_of_slot,
+                                 int32_t* slot_of_row) {
+  const int64_t e = block_index(), size = numbers[1 + e];
+  const int64_t begin = sum_of_sizes(numbers + 1, e);
+  int64_t placed = 0;
+  for (int64_t tile = 0; tile < x.s.slots(); tile += block_threads()) {
+    const int64_t slot = tile + thread_index();
+    const bool mine = x.chose(slot, e) && x.kept(slot);
+    const FlagCount count = count_flags(mine);
+    const int64_t place = placed + count.before;
+    if (mine && (x.s.capacity <= 0 || place < x.s.capacity)) {
+      slot_of_row[begin + place] = static_cast<int32_t>(slot);
+      row_of_slot[slot] = static_cast<int32_t>(begin + place);
+    }
+    placed += count.all;
+  }
+  if (x.s.capacity > 0 && placed > x.s.capacity) placed = x.s.capacity;
+  const bool last = e == x.s.experts - 1;
+  if (last && thread_index() == 0) numbers[0] = begin + size;
+  const int64_t end = last ? rows : begin + size;
+  for (int64_t row = begin + placed + thread_index(); row < end; row += block_threads())
+    slot_of_row[row] = -1;
+}
+
+void plan(Context& c, PermutationShape s, const int32_t* experts, const float* probabilities,
+          int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
+  const int64_t slots = s.slots();
+  SlotsOfExperts x{s, experts, nullptr};
+  if (const WorkspaceSize need = plan_workspace(s); need.shared > 0) {
+    if (slots >= int64_t{1} << kSlotBits || s.experts > kMostPlannedExperts)
+      return refuse(c, "dropping by probability has up to 2^23 slots of 1024 experts");
+    auto* keys = workspace_of<SortKey>(c, need);
+    if (!keys) return;
+    const int64_t count = sorted_keys(slots);
+    auto* dropped = reinterpret_cast<uint8_t*>(keys) +
+                    WorkspaceSize::aligned(static_cast<size_t>(count) * sizeof(SortKey));
+    map<1>(c, count, MakeSlotKeys{s, experts, probabilities, keys, dropped});
+    sort_keys(c, keys, 1, count);
+    map<1>(c, count, DropSlots{s.capacity, keys, dropped});
+    x.dropped = dropped;
+  }
+  map<1>(c, slots, FillIndices{row_of_slot, -1});
+  const int threads = threads_for(slots, 1, kPlanThreads);
+  launch(c, {s.experts, threads}, plan_sizes_kernel, x, numbers);
+  launch(c, {s.experts, threads}, plan_rows_kernel, x, s.rows(), numbers, row_of_slot, slot_of_row);
+}
+
+// ---- chunks of several ranks
+
+struct Chunks {
+  const int64_t* counts;
+  int64_t ranks, experts;
+};
+// A block for each chunk, in the order of rows.
+__global__ void regroup_kernel(Chunks x, int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
+  const int64_t expert = block_index() / x.ranks, rank = block_index() % x.ranks;
+  const int64_t own = rank * x.experts + expert, size = x.counts[own];
+  int64_t slots = 0, rows = 0, all = 0, of_expert = 0;
+  for (int64_t i = thread_index(); i < x.ranks * x.experts; i += block_threads()) {
+    const int64_t e = i % x.experts, r = i / x.experts, n = x.counts[i];
+    all += n;
+    if (i < own) slots += n;
+    if (e < expert || (e == expert && r < rank)) rows += n;
+    if (e == expert) of_expert += n;
+  }
+  slots = block_sum(slots), rows = block_sum(rows), all = block_sum(all), of_expert = block_sum(of_expert);
+  for (int64_t i = thread_index(); i < size; i += block_threads()) {
+    row_of_slot[slots + i] = static_cast<int32_t>(rows + i);
+    slot_of_row[rows + i] = static_cast<int32_t>(slots + i);
+  }
+  if (thread_index() != 0 || rank != 0) return;
+  numbers[1 + expert] = numbers[1 + x.experts + expert] = of_expert;
+  if (expert == 0) numbers[0] = all;
+}
+void regroup(Context& c, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows,
+             int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
+  map<1>(c, rows, FillIndices{row_of_slot, -1});
+  map<1>(c, rows, FillIndices{slot_of_row, -1});
+  launch(c, {ranks * experts, 128}, regroup_kernel, Chunks{counts, ranks, experts}, numbers, row_of_slot,
+         slot_of_row);
+}
+
+// ---- rows
+
+template <class T>
+__global__ void permute_kernel(Array<T> x, const int32_t* slot_of_row, const float* weights, Array<T> y,
+                               int64_t topk, int64_t cols) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t row = block_index(), slot = slot_of_row[row], from = slot / topk * cols;
+  const float weight = slot >= 0 && weights ? weights[slot] : 1.0f;
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+    Group<kSize> group = {};
+    if (slot >= 0) {
+      group = x.load(from + i, cols - i);
+      for (int k = 0; k < kSize; ++k) group[k] *= weight;
+    }
+    y.store(row * cols + i, cols - i, group);
+  }
+}
+void permute(Context& c, In x, const int32_t* slot_of_row, const float* weights, Out y, int64_t rows,
+             int64_t topk, int64_t cols) {
+  by_type({x, y}, [&](auto type) {
+    using T = decltype(type);
+    launch(c, {rows, threads_for(cols, kGroup<T>)}, permute_kernel<T>, array_of<T>(x), slot_of_row, weights,
+           array_of<T>(y), topk, cols);
+  });
+}
+
+template <class T>
+__global__ void unpermute_kernel(Array<T> x, const int32_t* row_of_slot, const float* weights, Array<T> y,
+                                 int64_t topk, int64_t cols) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t token = block_index();
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+    Group<kSize> sum = {};
+    for (int64_t slot = token * topk; slot < (token + 1) * topk; ++slot) {
+      const int64_t row = row_of_slot[slot];
+      if (row < 0) continue;
+      const auto group = x.load(row * cols + i, cols - i);
+      const float weight = weights ? weights[slot] : 1.0f;
+      for (int k = 0; k < kSize; ++k) sum[k] += group[k] * weight;
+    }
+    y.store(token * cols + i, cols - i, sum);
+  }
+}
+void unpermute(Context& c, In x, const int32_t* row_of_slot, const float* weights, Out y, int64_t tokens,
+               int64_t topk, int64_t cols) {
+  by_type({x, y}, [&](auto type) {
+    using T = decltype(type);
+    launch(c, {tokens, threads_for(cols, kGroup<T>)}, unpermute_kernel<T>, array_of<T>(x), row_of_slot,
+           weights, array_of<T>(y), topk, cols);
+  });
+}
+
+// A warp for each slot.
+template <class T>
+__global__ void unpermute_backward_weights_kernel(Array<T> dy, Array<T> x, const int32_t* row_of_slot,
+                                                  float* dweights, int64_t slots, int64_t topk,
+                                                  int64_t cols) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t slot = global_thread() / kWarp;
+  if (slot >= slots) return;
+  const int64_t row = row_of_slot[slot], token = slot / topk;
+  float sum = 0;
+  for (int64_t i = int64_t{lane_index()} * kSize; row >= 0 && i < cols; i += kWarp * kSize) {
+    const auto a = dy.load(token * cols + i, cols - i), b = x.load(row * cols + i, cols - i);
+    for (int k = 0; k < kSize; ++k) sum += a[k] * b[k];
+  }
+  sum = warp_sum(sum);
+  if (lane_index() == 0) dweights[slot] = sum;
+}
+void unpermute_backward_weights(Context& c, In dy, In x, const int32_t* row_of_slot, float* dweights,
+                                int64_t tokens, int64_t topk, int64_t cols) {
+  constexpr int kThreads = 128;
+  by_type({dy, x}, [&](auto type) {
+    using T = decltype(type);
+    launch(c, {ceil_div(tokens * topk * kWarp, int64_t{kThreads}), kThreads},
+           unpermute_backward_weights_kernel<T>, array_of<T>(dy), array_of<T>(x), row_of_slot, dweights,
+           tokens * topk, topk, cols);
+  });
+}
+
+// A block for each expert and slice of columns, a thread for each column. Rows are added in blocks first, so
+// that long sums stay exact.
+constexpr int64_t kSumRows = 512;
+template <class T>
+__global__ void sum_rows_kernel(Array<T> x, const int64_t* sizes, int64_t slices, int64_t cols, float* sums) {
+  const int64_t expert = block_index() / slices, slice = block_index() % slices;
+  const int64_t begin = sum_of_sizes(sizes, expert), end = begin + sizes[expert];
+  const int64_t col = slice * block_threads() + thread_index();
+  if (col >= cols) return;
+  float sum = sums[expert * cols + col];
+  for (int64_t first = begin; first < end; first += kSumRows) {
+    float part = 0;
+    for (int64_t row = first; row < first + kSumRows && row < end; ++row) part += x.at(row * cols + col);
+    sum += part;
+  }
+  sums[expert * cols + col] = sum;
+}
+void sum_rows(Context& c, In x, const int64_t* sizes, int64_t experts, int64_t cols, float* sums) {
+  by_type({x}, [&](auto type) {
+    using T = decltype(type);
+    const int threads = threads_for(cols, 1, 128);
+    const int64_t slices = ceil_div(cols, int64_t{threads});
+    launch(c, {experts * slices, threads}, sum_rows_kernel<T>, array_of<T>(x), sizes, slices, cols, sums);
+  });
+}
+
+}  // namespace
+
+const ExpertPermutation& expert_permutation_family() {
+  static const ExpertPermutation family{.plan = plan,
+                                        .plan_workspace = plan_workspace,
+                                        .regroup = regroup,
+                                        .permute = permute,
+                                        .unpermute = unpermute,
+                                        .unpermute_backward_weights = unpermute_backward_weights,
+                                        .sum_rows = sum_rows};
+  return family;
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

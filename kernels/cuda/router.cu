@@ -1,0 +1,254 @@
+// Routing of tokens to experts: a warp for each token. Bytes moved for N tokens and E experts: 4 N E for the
+// choice and for the probabilities with pre_softmax, 12 N E for a loss or a backward pass, which read the
+// logits again after each sum (from the cache).
+#include "kernels/router.hpp"
+
+#include "kernels/common/router.hpp"
+#include "kernels/cuda/device.hpp"
+#include "kernels/cuda/families.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+namespace {
+
+// Tokens of a block, each with a warp.
+constexpr int kRouterWarps = 4;
+
+Grid router_grid(int64_t tokens, size_t shared_bytes = 0) {
+  return {ceil_div(tokens, int64_t{kRouterWarps}), kRouterWarps * kWarp, shared_bytes};
+}
+__device__ int64_t token_of_warp() {
+  return block_index() * kRouterWarps + warp_index();
+}
+
+__device__ SoftmaxSums softmax_sums(const float* logits, int64_t n) {
+  float largest = -INFINITY, sum = 0;
+  for (int64_t e = lane_index(); e < n; e += kWarp) largest = Max()(largest, logits[e]);
+  largest = warp_reduce(largest, Max());
+  for (int64_t e = lane_index(); e < n; e += kWarp) sum += std::exp(logits[e] - largest);
+  return {largest, warp_sum(sum)};
+}
+
+struct EarlierChoice {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a < b ? a : b; }
+};
+constexpr uint64_t kNoChoice = ~uint64_t{0};
+
+// The scores of one token by which a warp chooses its experts.
+struct ChoiceScores {
+  Shared<float> scores;
+  int64_t first;
+  // Bits of the groups of `size` experts that may be chosen.
+  uint64_t allowed;
+  int64_t size;
+
+  // The first choice after `previous` among experts [begin, end); previous 0: the first of all.
+  __device__ uint64_t next(uint64_t previous, int64_t begin, int64_t end) const {
+    uint64_t best = kNoChoice;
+    for (int64_t e = begin + lane_index(); e < end; e += kWarp) {
+      if ((allowed >> (e / size) & 1) == 0) continue;
+      const uint64_t key = choice_key(scores[first + e], e);
+      if (key > previous && key < best) best = key;
+    }
+    return warp_reduce(best, EarlierChoice());
+  }
+};
+
+// The groups with the highest sums of their best scores, a bit for each; the same in all lanes.
+__device__ uint64_t allowed_groups(const RouterShape& r, const ChoiceScores& all) {
+  // Keys of groups lane and lane + kWarp.
+  uint64_t keys[kMostExpertGroups / kWarp] = {kNoChoice, kNoChoice};
+  for (int64_t g = 0; g < r.groups; ++g) {
+    float sum = 0;
+    uint64_t key = 0;
+    for (int64_t i = 0; i < r.group_best; ++i) {
+      key = all.next(key, g * all.size, (g + 1) * all.size);
+      sum += score_of_choice(key);
+    }
+    if (g % kWarp == lane_index()) keys[g / kWarp] = choice_key(sum, g);
+  }
+  uint64_t allowed = 0, previous = 0;
+  for (int64_t i = 0; i < r.group_topk; ++i) {
+    uint64_t best = kNoChoice;
+    for (const uint64_t key : keys)
+      if (key > previous && key < best) best = key;
+    previous = warp_reduce(best, EarlierChoice());
+    allowed |= uint64_t{1} << index_of_choice(previous);
+  }
+  return allowed;
+}
+
+__global__ void choose_kernel(RouterShape r, const float* logits, const float* bias, int32_t* experts) {
+  CAPSTAN_DYNAMIC_SHARED(float, scores);
+  const int64_t token = token_of_warp(), first = warp_index() * r.experts;
+  if (token >= r.tokens) return;
+  const float* row = logits + token * r.experts;
+  SoftmaxSums sums;
+  const bool softmax = r.score == RouterScore::softmax && r.pre_softmax;
+  if (softmax) sums = softmax_sums(row, r.experts);
+  for (int64_t e = lane_index(); e < r.experts; e += kWarp) {
+    const float score = r.score == RouterScore::sigmoid ? logistic(row[e])
+                        : softmax                       ? softmax_value(row[e], sums)
+                                                        : row[e];
+    scores[first + e] = bias ? score + bias[e] : score;
+  }
+  sync_warp();
+  ChoiceScores choices{scores, first, kNoChoice, r.experts / r.groups};
+  if (r.groups > 1) choices.allowed = allowed_groups(r, choices);
+  uint64_t key = 0;
+  for (int64_t k = 0; k < r.topk; ++k) {
+    key = choices.next(key, 0, r.experts);
+    if (lane_index() == 0) experts[token * r.topk + k] = static_cast<int32_t>(index_of_choice(key));
+  }
+}
+void choose(Context& c, RouterShape r, const float* logits, const float* bias, int32_t* experts) {
+  launch(c, router_grid(r.tokens, sizeof(float) * static_cast<size_t>(kRouterWarps * r.experts)),
+         choose_kernel, r, logits, bias, experts);
+}
+
+__device__ ChosenExperts chosen_experts(const RouterShape& r, const float* logits, const int32_t* experts,
+                                        int64_t token) {
+  ChosenExperts chosen{r, logits + token * r.experts, experts + token * r.topk, {}};
+  if (r.score == RouterScore::softmax && r.pre_softmax) chosen.sums = softmax_sums(chosen.logits, r.experts);
+  chosen.sum_chosen();
+  return chosen;
+}
+
+__global__ void probabilities_kernel(RouterShape r, const float* logits, const int32_t* experts, float* to) {
+  const int64_t token = token_of_warp();
+  if (token >= r.tokens) return;
+  const ChosenExperts chosen = chosen_experts(r, logits, experts, token);
+  const float factor = r.scaling_factor / chosen.divisor();
+  for (int64_t k = lane_index(); k < r.topk; k += kWarp) to[token * r.topk + k] = chosen.score(k) * factor;
+}
+void probabilities(Context& c, RouterShape r, const float* logits, const int32_t* experts, float* to) {
+  launch(c, router_grid(r.tokens), probabilities_kernel, r, logits, experts, to);
+}
+
+__global__ void router_backward_kernel(RouterShape r, const float* logits, const int32_t* experts,
+                                       const float* dprobabilities, float* dlogits) {
+  const int64_t token = token_of_warp();
+  if (token >= r.tokens) return;
+  const ChosenExperts chosen = chosen_experts(r, logits, experts, token);
+  const float* d = dprobabilities + token * r.topk;
+  const auto gradient = chosen.score_gradient(d);
+  float* to = dlogits + token * r.experts;
+  const bool all = r.score == RouterScore::softmax && r.pre_softmax;
+  for (int64_t e = lane_index(); e < r.experts; e += kWarp)
+    to[e] = all ? -softmax_value(chosen.logits[e], chosen.sums) * gradient.product : 0.0f;
+  // The chosen ones are written again.
+  sync_warp();
+  for (int64_t k = lane_index(); k < r.topk; k += kWarp)
+    to[chosen.experts[k]] = chosen.logit_gradient(gradient, d, k);
+}
+void backward(Context& c, RouterShape r, const float* logits, const int32_t* experts,
+              const float* dprobabilities, float* dlogits) {
+  launch(c, router_grid(r.tokens), router_backward_kernel, r, logits, experts, dprobabilities, dlogits);
+}
+
+// A block for each segment and expert.
+__global__ void count_choices_kernel(const int32_t* experts, int64_t tokens, int64_t topk,
+                                     TokenSegments segments, int64_t of_experts, float* counts) {
+  const int64_t segment = block_index() / of_experts, expert = block_index() % of_experts;
+  const SegmentRange range = tokens_of(segments, segment, tokens);
+  int32_t sum = 0;
+  for (int64_t i = range.begin * topk + thread_index(); i < range.end * topk; i += block_threads())
+    sum += experts[i] == expert ? 1 : 0;
+  sum = block_sum(sum);
+  if (thread_index() == 0) counts[block_index()] = static_cast<float>(sum);
+}
+void count(Context& c, const int32_t* experts, int64_t tokens, int64_t topk, TokenSegments segments,
+           int64_t of_experts, float* counts) {
+  launch(c, {segments.count * of_experts, threads_for(tokens * topk, 4)}, count_choices_kernel, experts,
+         tokens, topk, segments, of_experts, counts);
+}
+
+// ---- losses
+
+// The shares of the experts in one token, for load balancing: value(e) / sum.
+struct ExpertShares {
+  RouterScore score;
+  const float* logits;
+  SoftmaxSums sums;
+  float inverse;
+
+  __device__ float value(int64_t e) const {
+    return score == RouterScore::sigmoid ? logistic(logits[e]) : std::exp(logits[e] - sums.largest);
+  }
+};
+__device__ ExpertShares expert_shares(const RouterLoss& l, const float* logits) {
+  ExpertShares q{l.score, logits, {}, 0};
+  if (l.score == RouterScore::sigmoid) {
+    float sum = 0;
+    for (int64_t e = lane_index(); e < l.experts; e += kWarp) sum += logistic(logits[e]);
+    q.inverse = 1.0f / (warp_sum(sum) + kRouterEpsilon);
+  } else {
+    q.sums = softmax_sums(logits, l.experts);
+    q.inverse = 1.0f / q.sums.sum;
+  }
+  return q;
+}
+__device__ float product_with(const ExpertShares& q, const float* counts, int64_t n) {
+  float sum = 0;
+  for (int64_t e = lane_index(); e < n; e += kWarp) sum += q.value(e) * counts[e];
+  return warp_sum(sum) * q.inverse;
+}
+
+__global__ void router_loss_kernel(RouterLoss l, const float* logits, const float* counts, float* values) {
+  const int64_t token = token_of_warp();
+  if (token >= l.tokens) return;
+  const float* row = logits + token * l.experts;
+  float value;
+  if (l.kind == RouterLoss::Kind::z) {
+    const SoftmaxSums sums = softmax_sums(row, l.experts);
+    const float lse = sums.largest + std::log(sums.sum);
+    value = lse * lse;
+  } else {
+    value =
+        product_with(expert_shares(l, row), counts + segment_of(l.segments, token) * l.experts, l.experts);
+  }
+  if (lane_index() == 0) values[token] = l.factor * value;
+}
+void loss(Context& c, RouterLoss l, const float* logits, const float* counts, float* values) {
+  launch(c, router_grid(l.tokens), router_loss_kernel, l, logits, counts, values);
+}
+
+__global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, const float* counts,
+                                            const float* gradient, float* dlogits) {
+  const int64_t token = token_of_warp();
+  if (token >= l.tokens) return;
+  const float* row = logits + token * l.experts;
+  float* to = dlogits + token * l.experts;
+  const float scale = l.factor * gradient[0];
+  if (l.kind == RouterLoss::Kind::z) {
+    const SoftmaxSums sums = softmax_sums(row, l.experts);
+    const float factor = 2 * (sums.largest + std::log(sums.sum)) * scale;
+    for (int64_t e = lane_index(); e < l.experts; e += kWarp) to[e] = softmax_value(row[e], sums) * factor;
+    return;
+  }
+  const ExpertShares q = expert_shares(l, row);
+  const float* own = counts + segment_of(l.segments, token) * l.experts;
+  const float product = product_with(q, own, l.experts);
+  for (int64_t e = lane_index(); e < l.experts; e += kWarp) {
+    const float value = q.value(e), d = value * q.inverse * scale * (own[e] - product);
+    to[e] = l.score == RouterScore::sigmoid ? d * (1.0f - value) : d;
+  }
+}
+void loss_backward(Context& c, RouterLoss l, const float* logits, const float* counts, const float* gradient,
+                   float* dlogits) {
+  launch(c, router_grid(l.tokens), router_loss_backward_kernel, l, logits, counts, gradient, dlogits);
+}
+
+}  // namespace
+
+const Router& router_family() {
+  static const Router family{.choose = choose,
+                             .probabilities = probabilities,
+                             .backward = backward,
+                             .count = count,
+                             .loss = loss,
+                             .loss_backward = loss_backward};
+  return family;
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,67 @@
+// The order of tokens by expert. A slot is a (token, choice) pair: slot t * topk + k is the k-th expert of
+// token t. A row is a slot in the order of experts; the rows of an expert are in the order of their tokens.
+#pragma once
+
+#include <algorithm>
+
+#include "base/division.hpp"
+#include "tensor/kernel_context.hpp"
+
+namespace capstan::kernels {
+
+// Which slots of an expert are dropped beyond its capacity: those with the lowest probabilities (of equal
+// ones the later), or the last ones.
+enum class DropPolicy : uint8_t { probability, position };
+
+struct PermutationShape {
+  int64_t tokens = 0, topk = 0;
+  // Experts [first, first + experts) have rows; slots of the others have none.
+  int64_t first = 0, experts = 0;
+  // Largest number of slots of an expert that are kept; 0: all.
+  int64_t capacity = 0;
+  DropPolicy policy = DropPolicy::probability;
+  // Each expert has `capacity` rows.
+  bool pad = false;
+  // The number of rows of each expert is a multiple.
+  int64_t multiple = 1;
+
+  constexpr int64_t slots() const { return tokens * topk; }
+  // Upper bound of the number of rows. A token chooses an expert once at most.
+  constexpr int64_t rows() const {
+    int64_t kept = tokens * std::min(topk, experts);
+    if (capacity > 0) kept = pad ? experts * capacity : std::min(kept, experts * capacity);
+    return multiple == 1 ? kept : kept + experts * (multiple - 1);
+  }
+};
+
+// The result of `plan` and `regroup`. numbers i64 [1 + 2 * experts]: the number of rows, the rows of each
+// expert, and how many slots chose each expert (dropped ones included). row_of_slot i32 [slots]: -1 without a
+// row. slot_of_row i32 [rows()]: -1 for padding and beyond the number of rows.
+struct ExpertPermutation {
+  // experts i32 [slots]. probabilities fp32 [slots]: where the policy needs them; else they may be null.
+  void (*plan)(Context&, PermutationShape, const int32_t* experts, const float* probabilities,
+               int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row);
+  WorkspaceSize (*plan_workspace)(PermutationShape);
+  // Slots that lie in chunks [ranks, experts] of counts i64 [ranks, experts] slots, as several ranks send
+  // them: the rows are in chunks [experts, ranks]. Slots beyond the sum of counts have no row. rows: the
+  // number of slots and upper bound of the number of rows.
+  void (*regroup)(Context&, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows,
+                  int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row);
+  // y[r] = x[slot_of_row[r] / topk], times weights[slot] where given; 0 without a slot. x [tokens, cols],
+  // weights fp32 [slots], y [rows, cols].
+  void (*permute)(Context&, In x, const int32_t* slot_of_row, const float* weights, Out y, int64_t rows,
+                  int64_t topk, int64_t cols);
+  // y[t] = the sum over k of x[row_of_slot[t * topk + k]], times weights[slot] where given, in fp32 and in
+  // the order of k; slots without a row count 0. x [rows, cols], y [tokens, cols].
+  void (*unpermute)(Context&, In x, const int32_t* row_of_slot, const float* weights, Out y, int64_t tokens,
+                    int64_t topk, int64_t cols);
+  // dweights[slot] = dy[slot / topk] · x[row_of_slot[slot]], 0 without a row: the gradient of the weights of
+  // unpermute. fp32 [slots].
+  void (*unpermute_backward_weights)(Context&, In dy, In x, const int32_t* row_of_slot, float* dweights,
+                                     int64_t tokens, int64_t topk, int64_t cols);
+  // sums[e] += the sum of the rows of expert e in x [rows, cols], of which sizes[e] follow those of the
+  // experts before: bias gradients. sums fp32 [experts, cols].
+  void (*sum_rows)(Context&, In x, const int64_t* sizes, int64_t experts, int64_t cols, float* sums);
+};
+
+}  // namespace capstan::kernels

@@ -1,0 +1,26 @@
+// Which layers of a model are mixture-of-experts layers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "config/sections/model.hpp"
+
+namespace capstan::config {
+
+// As Megatron's integer moe_layer_freq: the layers whose index, from 0, is a multiple of it; none of the
+// first moe_first_dense_layers.
+inline bool is_moe_layer(const ModelConfig& model, int64_t layer) {
+  return model.num_moe_experts && layer >= model.moe_first_dense_layers && layer % model.moe_layer_freq == 0;
+}
+
+// The indices of all MoE layers.
+inline std::vector<int64_t> moe_layers(const ModelConfig& model) {
+  std::vector<int64_t> layers;
+  if (!model.num_moe_experts) return layers;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    if (is_moe_layer(model, layer)) layers.push_back(layer);
+  return layers;
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,79 @@
+// Shared by the families with experts. Included only by .cpp files.
+#pragma once
+
+#include "base/text.hpp"
+#include "formats/family.hpp"
+
+namespace capstan::formats {
+
+// Number of experts, top-k, and the coefficient of the load-balancing loss: the same number, although
+// Transformers multiplies its loss by the top-k.
+inline void read_experts(ConfigJson& c, config::ModelConfig& m, int64_t count, int64_t topk,
+                         double coefficient) {
+  // Transformers 5 writes num_local_experts for classes whose files have num_experts.
+  m.num_moe_experts =
+      c.integer("num_local_experts", c.integer("num_experts", count, kMaxExperts), kMaxExperts);
+  if (c.has("num_experts") && c.integer("num_experts") != *m.num_moe_experts)
+    c.refuse("`num_experts` and `num_local_experts` differ");
+  m.moe_router_topk = c.integer("num_experts_per_tok", topk, kMaxExperts);
+  if (m.moe_router_topk > *m.num_moe_experts)
+    c.refuse("`num_experts_per_tok` is " + std::to_string(m.moe_router_topk) + ", of " +
+             std::to_string(*m.num_moe_experts) + " experts");
+  m.moe_aux_loss_coeff = c.number("router_aux_loss_coef", coefficient);
+  if (m.moe_aux_loss_coeff < 0)
+    c.refuse("`router_aux_loss_coef` is " + to_text(m.moe_aux_loss_coeff) + ", below 0");
+  if (m.moe_aux_loss_coeff == 0) m.moe_router_load_balancing_type = config::RouterBalancing::none;
+  c.changes_nothing({"output_router_logits"});
+}
+
+inline void write_experts(const config::ModelConfig& m, OrderedJson& j, const char* experts) {
+  if (!m.num_moe_experts) return;
+  j[experts] = *m.num_moe_experts;
+  j["num_experts_per_tok"] = m.moe_router_topk;
+  j["router_aux_loss_coef"] = m.moe_aux_loss_coeff;
+  j["output_router_logits"] = false;
+}
+
+// The probabilities of the chosen experts sum to 1 or are those of the softmax over all experts.
+inline void read_norm_topk(ConfigJson& c, config::ModelConfig& m) {
+  m.moe_router_pre_softmax = !c.boolean("norm_topk_prob", false);
+}
+inline void write_norm_topk(const config::ModelConfig& m, OrderedJson& j) {
+  j["norm_topk_prob"] = !m.moe_router_pre_softmax;
+}
+
+// The dense layers of Qwen. Transformers lists dense layers; Capstan has none,
+// or the first ones.
+inline void read_dense_layers(ConfigJson& c, config::ModelConfig& m) {
+  c.only("decoder_sparse_step", 1, "every layer that `mlp_only_layers` does not name has experts");
+  const Json& layers = c.value("mlp_only_layers");
+  if (layers.is_null()) return;
+  if (!layers.is_array()) return c.refuse("`mlp_only_layers` is not a list of layers");
+  for (size_t i = 0; i < layers.size(); ++i)
+    if (layers[i] != static_cast<int64_t>(i))
+      return c.refuse("`mlp_only_layers` does not name the first layers in their order");
+  m.moe_first_dense_layers = static_cast<int64_t>(layers.size());
+  if (m.moe_first_dense_layers >= m.num_layers) c.refuse("`mlp_only_layers` names all layers");
+}
+// Also writes the width of the experts.
+inline void write_dense_layers(const config::ModelConfig& m, OrderedJson& j) {
+  if (m.moe_ffn_hidden_size) j["moe_intermediate_size"] = *m.moe_ffn_hidden_size;
+  j["decoder_sparse_step"] = 1;
+  std::vector<int64_t> dense;
+  for (int64_t layer = 0; layer < m.moe_first_dense_layers; ++layer) dense.push_back(layer);
+  j["mlp_only_layers"] = dense;
+}
+
+// The names of Qwen 3 MoE and OLMoE.
+inline TensorNames moe_names() {
+  TensorNames n = llama_names();
+  n.q_norm = "self_attn.q_norm";
+  n.k_norm = "self_attn.k_norm";
+  n.router = "mlp.gate";
+  n.expert_gate = "mlp.experts.{}.gate_proj";
+  n.expert_up = "mlp.experts.{}.up_proj";
+  n.expert_down = "mlp.experts.{}.down_proj";
+  return n;
+}
+
+}  // namespace capstan::formats

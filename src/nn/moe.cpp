@@ -1,0 +1,171 @@
+#include "nn/moe.hpp"
+
+#include "comm/channel.hpp"
+#include "ops/collectives.hpp"
+#include "ops/grouped_linear.hpp"
+#include "ops/matmul.hpp"
+#include "ops/router_logits.hpp"
+
+namespace capstan::nn {
+
+Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
+    : options_(options), parallel_(parameters.parallel()), layer_(path.layer) {
+  const bool rows_are_sharded = parallel_.tensor.shards_rows();
+  CAPSTAN_ASSERT(parallel_.tensor.is_single() || rows_are_sharded ||
+                     (comm::ranks_of(parallel_.experts.expert) == 1 &&
+                      comm::ranks_of(parallel_.experts.tensor) == parallel_.tensor.size()),
+                 "tokens that several tensor-parallel ranks route");
+  ParamSpec router = path.inside("router").spec("weight", {options.experts, options.hidden}, options.init);
+  router.partial_over_tensor = rows_are_sharded;
+  router_ = &parameters.add(std::move(router));
+
+  const ModulePath experts = path.inside("experts");
+  const int64_t first_width = options.ffn * (options.gated ? 2 : 1);
+  ParamSpec fc1 =
+      experts.spec("linear_fc1.weight", {options.experts, first_width, options.hidden}, options.init);
+  fc1.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1, options.gated ? 2 : 1}};
+  ParamSpec fc2 =
+      experts.spec("linear_fc2.weight", {options.experts, options.hidden, options.ffn}, options.output_init);
+  fc2.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 2}};
+  fc1_ = &parameters.add(std::move(fc1));
+  fc2_ = &parameters.add(std::move(fc2));
+  const auto bias = [&](const char* name, int64_t width) {
+    ParamSpec spec = experts.spec(name, {options.experts, width}, {Init::Kind::zeros});
+    spec.sharding = {ShardingAxis::expert, 0};
+    spec.no_weight_decay = true;
+    return &parameters.add(std::move(spec));
+  };
+  if (options.bias) {
+    fc1_bias_ = bias("linear_fc1.bias", first_width);
+    fc2_bias_ = bias("linear_fc2.bias", options.hidden);
+  }
+
+  if (options.shared_ffn == 0) return;
+  const ModulePath shared = path.inside("shared_experts");
+  shared_.emplace(parameters, shared,
+                  Mlp::Options{.hidden = options.hidden,
+                               .ffn = options.shared_ffn,
+                               .gated = options.gated,
+                               .activation = options.activation,
+                               .init = options.init,
+                               .output_init = options.output_init});
+  if (!options.shared_gate) return;
+  ParamSpec gate = shared.spec("gate_weight", {1, options.hidden}, options.init);
+  gate.partial_over_tensor = rows_are_sharded;
+  shared_gate_ = &parameters.add(std::move(gate));
+}
+
+Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
+  Var y = run_experts(tape, x, route(tape, x, context));
+  if (!shared_) return y;
+  return ops::add(tape, run_shared_expert(tape, x, context), y);
+}
+
+ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) const {
+  const Var logits = ops::router_logits(tape, x, *router_);
+  ops::Routing routing = ops::route(tape, logits, options_.router);
+  add_losses(tape, logits, context, routing);
+  return routing;
+}
+
+void Moe::add_losses(Tape& tape, const Var& logits, const TokenContext& context,
+                     ops::Routing& routing) const {
+  const bool balances = options_.balance != Balance::none && options_.balance_coefficient > 0;
+  Var balance, z;
+  if (context.training && balances) balance = balance_loss(tape, logits, routing.experts, context);
+  if (context.training && options_.z_coefficient > 0)
+    z = ops::z_loss(tape, logits, options_.z_coefficient / static_cast<double>(tokens_of(logits)));
+  for (const Var* loss : {&balance, &z})
+    if (loss->value.defined())
+      routing.probabilities = ops::attach_loss(tape, routing.probabilities, *loss, context.loss_weight_sum);
+  // Tensor-parallel ranks that route the same rows count them once.
+  const bool counts_here = parallel_.tensor.shards_rows() || parallel_.tensor.rank() == 0;
+  if (!context.router_statistics || !tape.side_effects() || !counts_here) return;
+  const Tensor counts =
+      ops::count_choices(tape, routing.experts, options_.experts, ops::one_segment(logits.size(0)));
+  context.router_statistics->add(layer_, counts, balance.value, z.value);
+}
+
+int64_t Moe::tokens_of(const Var& logits) const {
+  const int64_t tensor_ranks = parallel_.tensor.shards_rows() ? parallel_.tensor.size() : 1;
+  return logits.size(0) * tensor_ranks * comm::ranks_of(parallel_.context.group);
+}
+
+// The tokens of a micro-batch, and of a sequence, may be on several ranks, which sum their counts; the loss
+// of a rank is the part of its tokens.
+Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
+                      const TokenContext& context) const {
+  const bool rows_are_sharded = parallel_.tensor.shards_rows();
+  const int64_t rows = logits.size(0), first_row = rows_are_sharded ? parallel_.tensor.rank() * rows : 0;
+  const kernels::TokenSegments segments = options_.balance == Balance::sequence
+                                              ? kernels::TokenSegments{context.batch, context.seq, first_row}
+                                              : ops::one_segment(rows);
+  Tensor chosen = experts;
+  // The groups do not limit what is counted.
+  if (options_.router.groups > 0) {
+    ops::RouterOptions unlimited = options_.router;
+    unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
+    chosen = ops::choose_experts(tape, logits.value, unlimited);
+  }
+  Var counts{ops::count_choices(tape, chosen, options_.experts, segments)};
+  if (rows_are_sharded) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group);
+  if (parallel_.context.group) counts = ops::all_reduce(tape, counts, *parallel_.context.group);
+  return ops::balance_loss(
+      tape, logits, counts.value, options_.router.score, segments,
+      ops::balance_factor(options_.balance_coefficient, options_.experts, options_.router.topk,
+                          tokens_of(logits) / segments.count, segments.count));
+}
+
+ops::TensorParallel Moe::dispatch_ranks() const {
+  return {parallel_.experts.expert_tensor, parallel_.tensor.is_single() || parallel_.tensor.shards_rows()};
+}
+
+// The rows of all ranks, of a tensor without a gradient.
+static Tensor gathered_rows(const Tensor& x, const ops::TensorParallel& ranks) {
+  if (!ranks.shards_rows()) return x;
+  const Tensor all = Tensor::empty(x.device(), {ranks.size() * x.size(0), x.size(1)}, x.dtype());
+  ranks.group->channel().start(comm::TransferBatch().all_gather(x, all)).wait();
+  return all;
+}
+
+Var Moe::run_experts(Tape& tape, const Var& local, const ops::Routing& routing) const {
+  const ops::TensorParallel ranks = dispatch_ranks();
+  const Var x = ops::copy_to_tensor_parallel(tape, local, ranks);
+  const Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks);
+  const int64_t experts_here = fc1_->shape()[0];
+  ops::PermutationOptions options{.first_expert = parallel_.shard_ranks().expert.rank * experts_here,
+                                  .experts = experts_here,
+                                  .policy = options_.drop_policy,
+                                  .pad_to_capacity = options_.pad_to_capacity};
+  if (options_.capacity_factor)
+    options.capacity =
+        ops::expert_capacity(x.size(0), options_.router.topk, options_.experts, *options_.capacity_factor);
+  const ops::ExpertPermutation permutation =
+      ops::plan_permutation(tape, gathered_rows(routing.experts, ranks), probabilities.value, options);
+  // With an equal load.
+  const int64_t expected = x.size(0) * options_.router.topk * experts_here / options_.experts;
+  Var inner = ops::permute(tape, x, permutation);
+  inner = ops::grouped_linear(tape, inner, permutation.sizes(), *fc1_, fc1_bias_, expected);
+  // Without a second bias the probabilities may scale the activations: their gradient then needs no other
+  // tensor than the activation's.
+  Var weights;
+  if (!fc2_bias_) weights = ops::permute_probabilities(tape, probabilities, permutation);
+  inner = ops::expert_activation(tape, inner, permutation,
+                                 {.kind = options_.activation, .gated = options_.gated}, weights);
+  inner = ops::grouped_linear(tape, inner, permutation.sizes(), *fc2_, fc2_bias_, expected);
+  inner = ops::unpermute(tape, inner, permutation, fc2_bias_ ? probabilities : Var());
+  return ops::reduce_from_tensor_parallel(tape, inner, ranks);
+}
+
+Var Moe::run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const {
+  Var y = shared_->forward(tape, x, context);
+  if (!shared_gate_) return y;
+  // The gate is a router with one expert.
+  const ops::RouterOptions sigmoid{.topk = 1, .score = kernels::RouterScore::sigmoid};
+  const ops::Routing gate = ops::route(tape, ops::router_logits(tape, x, *shared_gate_), sigmoid);
+  const ops::ExpertPermutation rows =
+      ops::plan_permutation(tape, gate.experts, gate.probabilities.value, {.experts = 1});
+  return ops::unpermute(tape, y, rows, gate.probabilities);
+}
+
+}  // namespace capstan::nn

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <optional>
+
+#include "nn/mlp.hpp"
+#include "ops/expert_permutation.hpp"
+#include "ops/router.hpp"
+
+namespace capstan::nn {
+
+// Mixture of experts: the router chooses topk experts for each token, whose outputs are summed with the
+// router's probabilities; a shared expert adds its output for every token. Parameters:
+//   router.weight [experts, hidden]
+//   experts.linear_fc1.weight [experts, ffn or 2 ffn, hidden], gated: the gate's rows, then those of up
+//   experts.linear_fc2.weight [experts, hidden, ffn]
+//   experts.linear_fc1.bias, experts.linear_fc2.bias
+//   shared_experts: an Mlp; shared_experts.gate_weight [1, hidden]
+// With sequence parallelism each tensor-parallel rank routes its own rows. Where experts, or parts of their
+// width, lie on other ranks, these gather the tokens of all of them, and sum what their experts add to each
+// (Megatron's dispatcher `allgather`).
+class Moe {
+ public:
+  // Over which tokens the load is balanced.
+  enum class Balance : uint8_t { none, micro_batch, sequence };
+  struct Options {
+    int64_t hidden = 0, experts = 0, ffn = 0;
+    bool gated = false, bias = false;
+    kernels::ActivationKind activation = kernels::ActivationKind::gelu;
+    ops::RouterOptions router;
+    Balance balance = Balance::none;
+    // Coefficients of the router's losses, Megatron's. Both losses are means over a micro-batch; a training
+    // step adds their mean over its micro-batches, weighted with the number of their loss tokens.
+    double balance_coefficient = 0, z_coefficient = 0;
+    // Capacity of an expert relative to an equal load of the tokens that are dispatched together; tokens
+    // beyond it are dropped. nullopt: dropless.
+    std::optional<double> capacity_factor;
+    kernels::DropPolicy drop_policy = kernels::DropPolicy::probability;
+    bool pad_to_capacity = false;
+    // Width of the shared expert; 0: none.
+    int64_t shared_ffn = 0;
+    // Multiplies its output by sigmoid(x gate_weight^T).
+    bool shared_gate = false;
+    Init init, output_init;
+  };
+  Moe(ParamList& parameters, const ModulePath& path, const Options& options);
+
+  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
+
+ private:
+  ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
+  // Attaches the losses to the probabilities and adds them to the statistics.
+  void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;
+  // Tokens of the micro-batch, on all ranks that share it.
+  int64_t tokens_of(const Var& logits) const;
+  Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
+  Var run_experts(Tape& tape, const Var& x, const ops::Routing& routing) const;
+  // The ranks that gather tokens; rows are sharded over them unless tensor-parallel ranks have the same.
+  ops::TensorParallel dispatch_ranks() const;
+  Var run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const;
+
+  Options options_;
+  Parallel parallel_;
+  int64_t layer_;
+  const Parameter* router_;
+  const Parameter *fc1_, *fc2_;
+  // Null: none.
+  const Parameter *fc1_bias_ = nullptr, *fc2_bias_ = nullptr;
+  std::optional<Mlp> shared_;
+  // Null: none.
+  const Parameter* shared_gate_ = nullptr;
+};
+
+}  // namespace capstan::nn

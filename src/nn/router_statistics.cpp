@@ -1,0 +1,26 @@
+#include "nn/router_statistics.hpp"
+
+#include "ops/matmul.hpp"
+
+namespace capstan::nn {
+
+RouterStatistics::RouterStatistics(Device& device, const std::vector<int64_t>& layers, int64_t experts)
+    : experts_(experts) {
+  for (const int64_t layer : layers) rows_.emplace(layer, static_cast<int64_t>(rows_.size()));
+  CategoryScope scope(MemoryCategory::workspace);
+  sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + 2});
+}
+
+void RouterStatistics::clear() {
+  sums_.device().zero(sums_.address(), sums_.bytes());
+}
+
+void RouterStatistics::add(int64_t layer, const Tensor& counts, const Tensor& balance_loss,
+                           const Tensor& z_loss) {
+  const int64_t first = rows_.at(layer) * (experts_ + 2);
+  ops::add_into(counts.view({experts_}), sums_.flat_range(first, experts_, {experts_}));
+  if (balance_loss.defined()) ops::add_into(balance_loss, sums_.flat_range(first + experts_, 1, {1}));
+  if (z_loss.defined()) ops::add_into(z_loss, sums_.flat_range(first + experts_ + 1, 1, {1}));
+}
+
+}  // namespace capstan::nn

@@ -1,0 +1,166 @@
+// The router: choices, probabilities and losses against the formulas in double, gradients by complex step.
+#include "kernels/router.hpp"
+
+#include "tests/kernels/router_reference.hpp"
+#include "tests/kernels/support.hpp"
+
+using namespace capstan;
+using namespace capstan::testing;
+using kernels::RouterLoss;
+using kernels::RouterScore;
+using kernels::RouterShape;
+using kernels::TokenSegments;
+
+namespace {
+
+const kernels::Router& router() {
+  return *testing::table().router;
+}
+
+// A canary after the result finds a kernel that writes too much.
+constexpr int32_t kCanary = -77;
+
+// The choice of every launch, which all give.
+Vec<int32_t> chosen(const RouterShape& r, Array logits, Array bias) {
+  Vec<int32_t> first;
+  run_kernel({}, [&](kernels::Context& c, Vec<Array>&) {
+    Vec<int32_t> experts(static_cast<size_t>(r.tokens * r.topk + 1), kCanary);
+    router().choose(c, r, logits.f32(), bias.f32(), experts.data());
+    CHECK(experts.back() == kCanary);
+    experts.pop_back();
+    if (first.empty()) first = experts;
+    CHECK(experts == first);
+  });
+  return first;
+}
+
+struct RouterCase {
+  RouterShape shape;
+  bool biased;
+  uint64_t seed;
+};
+
+void check_router(const RouterCase& c) {
+  const RouterShape& r = c.shape;
+  INFO(r.tokens, " tokens, ", r.topk, " of ", r.experts, " experts, sigmoid ",
+       r.score == RouterScore::sigmoid, ", pre_softmax ", r.pre_softmax, ", normalize ", r.normalize,
+       ", groups ", r.groups, ", bias ", c.biased);
+  Array logits(DType::f32, random_values(r.tokens * r.experts, c.seed, 3)),
+      bias(DType::f32, c.biased ? random_values(r.experts, c.seed + 1, 0.5) : Vec<double>{});
+  const Vec<double> x = logits.rounded();
+  const Vec<int32_t> experts = chosen(r, logits, bias);
+  REQUIRE(experts == reference::choose(r, x, bias.rounded()));
+
+  Array dp(DType::f32, random_values(r.tokens * r.topk, c.seed + 2));
+  const auto y = run_kernel(
+      {Array::zeros(DType::f32, r.tokens * r.topk), Array::zeros(DType::f32, r.tokens * r.experts, 5)},
+      [&](kernels::Context& context, Vec<Array>& out) {
+        router().probabilities(context, r, logits.f32(), experts.data(), out[0].f32());
+        router().backward(context, r, logits.f32(), experts.data(), dp.f32(), out[1].f32());
+      });
+  CHECK(error(y[0].rounded(), reference::router_probabilities(r, x, experts)) < 1e-5);
+  const auto gradient = reference::complex_step(x, [&](const auto& z) {
+    return reference::contract(reference::router_probabilities(r, z, experts), dp.rounded());
+  });
+  if (r.normalize && r.topk == 1)
+    // One expert has all of the probability: the gradient is 0, but for rounding.
+    for (const double d : y[1].rounded()) CHECK(std::abs(d) < 1e-6);
+  else
+    CHECK(error(y[1].rounded(), gradient) < 2e-5);
+}
+
+}  // namespace
+
+TEST_CASE("routers: choices, probabilities and their gradients") {
+  uint64_t seed = 1;
+  for (const auto [experts, topk] : {std::array<int64_t, 2>{1, 1}, {5, 1}, {8, 2}, {37, 4}, {70, 8}})
+    for (const bool sigmoid : {false, true})
+      for (const bool pre_softmax : {false, true})
+        for (const bool normalize : {false, true})
+          for (const bool biased : {false, true}) {
+            if (sigmoid && pre_softmax) continue;
+            check_router({{.tokens = 7,
+                           .experts = experts,
+                           .topk = topk,
+                           .score = sigmoid ? RouterScore::sigmoid : RouterScore::softmax,
+                           .pre_softmax = pre_softmax,
+                           .normalize = normalize,
+                           .scaling_factor = normalize ? 2.5f : 1.0f},
+                          biased,
+                          seed += 10});
+          }
+}
+
+TEST_CASE("experts are chosen from the best groups") {
+  uint64_t seed = 500;
+  for (const auto [experts, groups, of_groups, topk] :
+       {std::array<int64_t, 4>{8, 4, 2, 3}, {24, 8, 4, 6}, {160, 8, 3, 6}, {70, 35, 33, 8}})
+    for (const int64_t best : {1, 2})
+      for (const bool sigmoid : {false, true})
+        for (const bool biased : {false, true})
+          check_router({{.tokens = 9,
+                         .experts = experts,
+                         .topk = topk,
+                         .score = sigmoid ? RouterScore::sigmoid : RouterScore::softmax,
+                         .pre_softmax = !sigmoid,
+                         .normalize = sigmoid,
+                         .scaling_factor = 16,
+                         .groups = groups,
+                         .group_topk = of_groups,
+                         .group_best = best},
+                        biased,
+                        seed += 10});
+}
+
+TEST_CASE("of equal scores the lower expert is chosen, also below zero and at negative zero") {
+  const int64_t tokens = 40, experts = 45;
+  Vec<double> values;
+  for (const int32_t v : random_ints(tokens * experts, 3, 4))
+    values.push_back(v == 0 ? -0.0 : v == 1 ? 0.0 : v - 3);
+  const Array logits(DType::f32, values);
+  for (const int64_t topk : {1, 6, 45}) {
+    const RouterShape r{.tokens = tokens, .experts = experts, .topk = topk};
+    CHECK(chosen(r, logits, {}) == reference::choose(r, values, {}));
+    const RouterShape groups{.tokens = tokens,
+                             .experts = experts,
+                             .topk = std::min<int64_t>(topk, 15),
+                             .groups = 9,
+                             .group_topk = 3,
+                             .group_best = 2};
+    CHECK(chosen(groups, logits, {}) == reference::choose(groups, values, {}));
+  }
+}
+
+TEST_CASE("counts of choices in segments, and losses with their gradients") {
+  const int64_t tokens = 23, experts = 37, topk = 3;
+  for (const TokenSegments segments : {TokenSegments{1, 23, 0}, {3, 9, 0}, {4, 8, 5}, {1, 64, 30}}) {
+    INFO(segments.count, " segments of ", segments.rows, " from ", segments.first_row);
+    Array logits(DType::f32, random_values(tokens * experts, 7, 4));
+    const Vec<double> x = logits.rounded();
+    const Vec<int32_t> choices =
+        reference::choose({.tokens = tokens, .experts = experts, .topk = topk}, x, {});
+    const Vec<double> counted = reference::choice_counts(choices, topk, segments, experts);
+    const auto counts = run_kernel(
+        {Array::zeros(DType::f32, segments.count * experts, 9)}, [&](kernels::Context& c, Vec<Array>& out) {
+          router().count(c, choices.data(), tokens, topk, segments, experts, out[0].f32());
+        });
+    CHECK(counts[0].rounded() == counted);
+    for (const auto kind : {RouterLoss::Kind::balance, RouterLoss::Kind::z})
+      for (const auto score : {RouterScore::softmax, RouterScore::sigmoid}) {
+        const RouterLoss l{kind, score, tokens, experts, segments, 0.25f};
+        Array start(DType::f32, {1.5}), given = counts[0];
+        const auto y =
+            run_kernel({Array::zeros(DType::f32, tokens), Array::zeros(DType::f32, tokens * experts, 5)},
+                       [&](kernels::Context& c, Vec<Array>& out) {
+                         router().loss(c, l, logits.f32(), given.f32(), out[0].f32());
+                         router().loss_backward(c, l, logits.f32(), given.f32(), start.f32(), out[1].f32());
+                       });
+        CHECK(error(y[0].rounded(), reference::router_loss(l, x, counted)) < 1e-5);
+        const auto gradient = reference::complex_step(x, [&](const auto& z) {
+          const auto values = reference::router_loss(l, z, counted);
+          return 1.5 * std::accumulate(values.begin(), values.end(), reference::Complex{});
+        });
+        CHECK(error(y[1].rounded(), gradient) < 2e-5);
+      }
+  }
+}
