@@ -1,11 +1,55 @@
-# capstan_unity(TARGET): its sources are compiled several at a time, which takes two fifths from the time of a
-# full build.
+# capstan_unity(TARGET): its sources are compiled eight at a time, which takes two fifths from the time of a
+# full build. Not CMake's UNITY_BUILD, whose files include absolute paths: ccache would find nothing that
+# another clone has compiled. Compiled alone are generated sources, those with options of their own and those
+# with SKIP_UNITY_BUILD_INCLUSION.
 # Names in the unnamed namespaces of one target must therefore differ; clang-tidy, which reads file by file,
 # finds an include that is missing.
 option(CAPSTAN_UNITY "compile several sources at a time" ON)
 function(capstan_unity target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${CAPSTAN_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  if(CAPSTAN_UNITY)
+    # At the end of the directory, when the properties of its sources are known.
+    cmake_language(EVAL CODE "cmake_language(DEFER CALL capstan_write_unity_files ${target})")
+  endif()
 endfunction()
+function(capstan_write_unity_files target)
+  get_target_property(sources ${target} SOURCES)
+  set(remaining "")
+  set(batch 0)
+  set(count 0)
+  foreach(source ${sources})
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} NORMALIZE OUTPUT_VARIABLE path)
+    cmake_path(IS_PREFIX PROJECT_BINARY_DIR ${path} generated)
+    set(alone ${generated})
+    foreach(property SKIP_UNITY_BUILD_INCLUSION COMPILE_OPTIONS COMPILE_DEFINITIONS INCLUDE_DIRECTORIES)
+      get_source_file_property(value ${source} ${property})
+      if(value)
+        set(alone TRUE)
+      endif()
+    endforeach()
+    if(alone OR NOT path MATCHES "[.]cpp$")
+      list(APPEND remaining ${source})
+      continue()
+    endif()
+    cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    string(APPEND includes "#include \"${path}\"\n")
+    math(EXPR count "${count} + 1")
+    if(count EQUAL 8)
+      capstan_unity_file()
+    endif()
+  endforeach()
+  if(count GREATER 0)
+    capstan_unity_file()
+  endif()
+  set_target_properties(${target} PROPERTIES SOURCES "${remaining}")
+endfunction()
+macro(capstan_unity_file)
+  set(file ${CMAKE_CURRENT_BINARY_DIR}/unity/${target}_${batch}.cpp)
+  file(CONFIGURE OUTPUT ${file} CONTENT "${includes}" @ONLY)
+  list(APPEND remaining ${file})
+  math(EXPR batch "${batch} + 1")
+  set(count 0)
+  set(includes "")
+endmacro()
 
 # capstan_module(NAME SOURCES … [USES …] [LIBRARIES …] [ONE_THREAD] [FUZZED] [COLD] [APART])
 #   One static library capstan_NAME from the sources of a module. USES names the modules that it uses,
