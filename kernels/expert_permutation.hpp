@@ -26,6 +26,7 @@ struct PermutationShape {
   int64_t multiple = 1;
 
   constexpr int64_t slots() const { return tokens * topk; }
+  constexpr bool drops_by_probability() const { return capacity > 0 && policy == DropPolicy::probability; }
   // Upper bound of the number of rows. A token chooses an expert once at most.
   constexpr int64_t rows() const {
     int64_t kept = tokens * std::min(topk, experts);
@@ -33,6 +34,9 @@ struct PermutationShape {
     return multiple == 1 ? kept : kept + experts * (multiple - 1);
   }
 };
+
+// Rows that sum_rows adds to one another first, so that long sums stay exact.
+constexpr int64_t kSumRows = 512;
 
 // The result of `plan` and `regroup`. numbers i64 [1 + 2 * experts]: the number of rows, the rows of each
 // expert, and how many slots chose each expert (dropped ones included). row_of_slot i32 [slots]: -1 without a

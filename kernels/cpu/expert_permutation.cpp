@@ -18,27 +18,32 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-bool sorts_by_probability(const PermutationShape& s) {
-  return s.capacity > 0 && s.policy == DropPolicy::probability;
-}
-
-// The next row and the end of the rows of each expert; then keys of the slots of one expert.
+// The next row and the end of the rows of each expert; then keys of the slots.
 WorkspaceSize plan_workspace(PermutationShape s) {
   const size_t bounds = WorkspaceSize::aligned(static_cast<size_t>(2 * s.experts) * sizeof(int64_t));
-  return {bounds + (sorts_by_probability(s) ? static_cast<size_t>(s.slots()) * sizeof(uint64_t) : 0), 0};
+  return {bounds + (s.drops_by_probability() ? static_cast<size_t>(s.slots()) * sizeof(uint64_t) : 0), 0};
 }
 
-// Sets row_of_slot to -1 for the slots of `expert` (absolute) beyond its capacity.
-void drop_least(const PermutationShape& s, int64_t expert, const int32_t* experts, const float* probabilities,
-                uint64_t* keys, int32_t* row_of_slot) {
-  int64_t n = 0;
-  for (int64_t slot = 0; slot < s.slots(); ++slot)
-    if (experts[slot] == expert)
-      // Ascending keys are descending probabilities, which are not negative, then ascending slots.
-      keys[n++] = static_cast<uint64_t>(~std::bit_cast<uint32_t>(probabilities[slot])) << 32 |
-                  static_cast<uint64_t>(slot);
-  std::nth_element(keys, keys + s.capacity, keys + n);
-  for (int64_t i = s.capacity; i < n; ++i) row_of_slot[keys[i] & 0xFFFFFFFF] = -1;
+// Sets row_of_slot to -1 for the slots of each expert beyond its capacity. counts [experts]: the slots that
+// chose an expert; end [experts]: scratch.
+void drop_least(Context& c, const PermutationShape& s, const int32_t* experts, const float* probabilities,
+                const int64_t* counts, int64_t* end, uint64_t* keys, int32_t* row_of_slot) {
+  for (int64_t e = 0, begin = 0; e < s.experts; begin += counts[e++]) end[e] = begin;
+  for (int64_t slot = 0; slot < s.slots(); ++slot) {
+    if (row_of_slot[slot] < 0) continue;
+    // Ascending keys are descending probabilities, which are not negative, then ascending slots.
+    keys[end[experts[slot] - s.first]++] =
+        static_cast<uint64_t>(~std::bit_cast<uint32_t>(probabilities[slot])) << 32 |
+        static_cast<uint64_t>(slot);
+  }
+  parallel_blocks(c, s.experts, 1, [&](int64_t first, int64_t last, int) {
+    for (int64_t e = first; e < last; ++e) {
+      if (counts[e] <= s.capacity) continue;
+      uint64_t* const of_expert = keys + end[e] - counts[e];
+      std::nth_element(of_expert, of_expert + s.capacity, of_expert + counts[e]);
+      for (int64_t i = s.capacity; i < counts[e]; ++i) row_of_slot[of_expert[i] & 0xFFFFFFFF] = -1;
+    }
+  });
 }
 
 void plan(Context& c, PermutationShape s, const int32_t* experts, const float* probabilities,
@@ -58,10 +63,10 @@ void plan(Context& c, PermutationShape s, const int32_t* experts, const float* p
     row_of_slot[slot] = here ? 0 : -1;
     if (here) ++counts[e];
   }
+  if (s.drops_by_probability() && *std::max_element(counts, counts + s.experts) > s.capacity)
+    drop_least(c, s, experts, probabilities, counts, end, keys, row_of_slot);
   int64_t row = 0;
   for (int64_t e = 0; e < s.experts; row += sizes[e++]) {
-    if (sorts_by_probability(s) && counts[e] > s.capacity)
-      drop_least(s, s.first + e, experts, probabilities, keys, row_of_slot);
     const int64_t kept = s.capacity > 0 ? std::min(counts[e], s.capacity) : counts[e];
     sizes[e] = round_up(s.pad ? s.capacity : kept, s.multiple);
     next[e] = row;
@@ -170,8 +175,7 @@ void unpermute_backward_weights(Context& c, In dy_in, In x_in, const int32_t* ro
   });
 }
 
-// Rows are added in blocks first, so that long sums stay exact.
-constexpr int64_t kSumRows = 512, kSumCols = 64;
+constexpr int64_t kSumCols = 64;
 
 void sum_rows(Context& c, In x_in, const int64_t* sizes, int64_t experts, int64_t cols, float* sums) {
   by_type({x_in}, [&](auto type) HWY_ATTR {

@@ -21,21 +21,24 @@ struct FillIndices {
 
 // ---- dropping by probability: sorts keys (expert, descending probability, slot), of which no two are equal
 
-constexpr int kSlotBits = 23, kProbabilityBits = 31;
-constexpr int64_t kMostPlannedExperts = int64_t{1} << (64 - kSlotBits - kProbabilityBits);
+// Bits of a key: the expert's, 31 of the probability, and what is left for the slot.
+struct KeyBits {
+  int slot, probability = 31;
+  explicit KeyBits(int64_t experts)
+      : slot(64 - probability - std::bit_width(static_cast<uint64_t>(experts - 1))) {}
+  __device__ int expert_shift() const { return slot + probability; }
+};
 
-bool sorts_by_probability(const PermutationShape& s) {
-  return s.capacity > 0 && s.policy == DropPolicy::probability;
-}
 // The keys, and a byte for each slot: whether it is dropped.
 WorkspaceSize plan_workspace(PermutationShape s) {
-  if (!sorts_by_probability(s) || s.slots() <= 0) return {};
+  if (!s.drops_by_probability() || s.slots() <= 0) return {};
   const size_t keys = WorkspaceSize::aligned(static_cast<size_t>(sorted_keys(s.slots())) * sizeof(SortKey));
   return {keys + static_cast<size_t>(s.slots()), 0};
 }
 
 struct MakeSlotKeys {
   PermutationShape s;
+  KeyBits bits;
   const int32_t* experts;
   const float* probabilities;
   SortKey* keys;
@@ -48,19 +51,20 @@ struct MakeSlotKeys {
     if (e < 0 || e >= s.experts) return;
     // Probabilities are not negative.
     const uint32_t falling = ~std::bit_cast<uint32_t>(probabilities[i]) & 0x7FFFFFFFu;
-    keys[i] = static_cast<SortKey>(e) << (kSlotBits + kProbabilityBits) |
-              static_cast<SortKey>(falling) << kSlotBits | static_cast<SortKey>(i);
+    keys[i] = static_cast<SortKey>(e) << bits.expert_shift() | static_cast<SortKey>(falling) << bits.slot |
+              static_cast<SortKey>(i);
   }
 };
 // A slot is dropped if `capacity` keys of the same expert come before it.
 struct DropSlots {
   int64_t capacity;
+  KeyBits bits;
   const SortKey* keys;
   uint8_t* dropped;
   __device__ void operator()(int64_t i, int64_t) const {
-    constexpr int kShift = kSlotBits + kProbabilityBits;
-    if (keys[i] == kPaddingKey || i < capacity || keys[i - capacity] >> kShift != keys[i] >> kShift) return;
-    dropped[keys[i] & ((SortKey{1} << kSlotBits) - 1)] = 1;
+    const int shift = bits.expert_shift();
+    if (keys[i] == kPaddingKey || i < capacity || keys[i - capacity] >> shift != keys[i] >> shift) return;
+    dropped[keys[i] & ((SortKey{1} << bits.slot) - 1)] = 1;
   }
 };
 
@@ -146,16 +150,17 @@ void plan(Context& c, PermutationShape s, const int32_t* experts, const float* p
   const int64_t slots = s.slots();
   SlotsOfExperts x{s, experts, nullptr};
   if (const WorkspaceSize need = plan_workspace(s); need.shared > 0) {
-    if (slots >= int64_t{1} << kSlotBits || s.experts > kMostPlannedExperts)
-      return refuse(c, "dropping by probability has up to 2^23 slots of 1024 experts");
+    const KeyBits bits(s.experts);
+    if (slots >= int64_t{1} << bits.slot)
+      return refuse(c, "dropping by probability has too many slots for its sort keys");
     auto* keys = workspace_of<SortKey>(c, need);
     if (!keys) return;
     const int64_t count = sorted_keys(slots);
     auto* dropped = reinterpret_cast<uint8_t*>(keys) +
                     WorkspaceSize::aligned(static_cast<size_t>(count) * sizeof(SortKey));
-    map<1>(c, count, MakeSlotKeys{s, experts, probabilities, keys, dropped});
+    map<1>(c, count, MakeSlotKeys{s, bits, experts, probabilities, keys, dropped});
     sort_keys(c, keys, 1, count);
-    map<1>(c, count, DropSlots{s.capacity, keys, dropped});
+    map<1>(c, count, DropSlots{s.capacity, bits, keys, dropped});
     x.dropped = dropped;
   }
   map<1>(c, slots, FillIndices{row_of_slot, -1});
@@ -201,6 +206,20 @@ void regroup(Context& c, const int64_t* counts, int64_t ranks, int64_t experts, 
 
 // ---- rows
 
+// One column: a thread for each row.
+template <class T>
+struct PermuteColumn {
+  Array<T> x;
+  const int32_t* slot_of_row;
+  const float* weights;
+  Array<T> y;
+  int64_t topk;
+  __device__ void operator()(int64_t row, int64_t) const {
+    const int64_t slot = slot_of_row[row];
+    const float weight = slot >= 0 && weights ? weights[slot] : 1.0f;
+    y.put(row, slot >= 0 ? x.at(slot / topk) * weight : 0.0f);
+  }
+};
 template <class T>
 __global__ void permute_kernel(Array<T> x, const int32_t* slot_of_row, const float* weights, Array<T> y,
                                int64_t topk, int64_t cols) {
@@ -220,11 +239,27 @@ void permute(Context& c, In x, const int32_t* slot_of_row, const float* weights,
              int64_t topk, int64_t cols) {
   by_type({x, y}, [&](auto type) {
     using T = decltype(type);
+    if (cols == 1)
+      return map<1>(c, rows, PermuteColumn<T>{array_of<T>(x), slot_of_row, weights, array_of<T>(y), topk});
     launch(c, {rows, threads_for(cols, kGroup<T>)}, permute_kernel<T>, array_of<T>(x), slot_of_row, weights,
            array_of<T>(y), topk, cols);
   });
 }
 
+template <class T>
+struct UnpermuteColumn {
+  Array<T> x;
+  const int32_t* row_of_slot;
+  const float* weights;
+  Array<T> y;
+  int64_t topk;
+  __device__ void operator()(int64_t token, int64_t) const {
+    float sum = 0;
+    for (int64_t slot = token * topk; slot < (token + 1) * topk; ++slot)
+      if (row_of_slot[slot] >= 0) sum += x.at(row_of_slot[slot]) * (weights ? weights[slot] : 1.0f);
+    y.put(token, sum);
+  }
+};
 template <class T>
 __global__ void unpermute_kernel(Array<T> x, const int32_t* row_of_slot, const float* weights, Array<T> y,
                                  int64_t topk, int64_t cols) {
@@ -246,6 +281,9 @@ void unpermute(Context& c, In x, const int32_t* row_of_slot, const float* weight
                int64_t topk, int64_t cols) {
   by_type({x, y}, [&](auto type) {
     using T = decltype(type);
+    if (cols == 1)
+      return map<1>(c, tokens,
+                    UnpermuteColumn<T>{array_of<T>(x), row_of_slot, weights, array_of<T>(y), topk});
     launch(c, {tokens, threads_for(cols, kGroup<T>)}, unpermute_kernel<T>, array_of<T>(x), row_of_slot,
            weights, array_of<T>(y), topk, cols);
   });
@@ -279,9 +317,7 @@ void unpermute_backward_weights(Context& c, In dy, In x, const int32_t* row_of_s
   });
 }
 
-// A block for each expert and slice of columns, a thread for each column. Rows are added in blocks first, so
-// that long sums stay exact.
-constexpr int64_t kSumRows = 512;
+// A block for each expert and slice of columns, a thread for each column.
 template <class T>
 __global__ void sum_rows_kernel(Array<T> x, const int64_t* sizes, int64_t slices, int64_t cols, float* sums) {
   const int64_t expert = block_index() / slices, slice = block_index() % slices;

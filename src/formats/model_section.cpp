@@ -27,7 +27,7 @@ void fill_in(ModelConfig& model) {
 
 namespace {
 
-constexpr std::array<std::string_view, 30> kOfTraining = {"seq_length",
+constexpr std::array<std::string_view, 33> kOfTraining = {"seq_length",
                                                           "make_vocab_size_divisible_by",
                                                           "padded_vocab_size",
                                                           "hidden_dropout",
@@ -49,6 +49,9 @@ constexpr std::array<std::string_view, 30> kOfTraining = {"seq_length",
                                                           "moe_aux_loss_coeff",
                                                           "moe_z_loss_coeff",
                                                           "moe_input_jitter_eps",
+                                                          "moe_expert_capacity_factor",
+                                                          "moe_pad_expert_input_to_capacity",
+                                                          "moe_token_drop_policy",
                                                           "moe_token_dispatcher_type",
                                                           "moe_grouped_gemm",
                                                           "moe_permute_fusion",

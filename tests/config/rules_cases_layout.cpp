@@ -14,7 +14,7 @@ const std::vector<RuleCase>& layout_cases() {
        {"dist.world_size=6", "dist.tp=4", "model.num_moe_experts=8", "dist.ep=2",
         "model.add_bias_linear=false"},
        "4 * 1 * 1 = 4, nor of expert tensor * expert * pipeline = 4 * 2 * 1 = 8",
-       "expert parallelism (2) is a part of data parallelism and does not multiply into the world",
+       "expert parallelism (2) takes the ranks of a pipeline stage and does not multiply into the world",
        {"dist.world_size=8", "dist.tp=4", "model.num_moe_experts=8", "dist.ep=2", "dist.sp=true",
         "model.add_bias_linear=false"}},
       {"expert_world_divisible",
@@ -30,7 +30,7 @@ const std::vector<RuleCase>& layout_cases() {
       {"data_parallel_size_agrees",
        {"dist.world_size=16", "dist.tp=2", "dist.dp=2", "model.num_moe_experts=8", "dist.etp=1", "dist.ep=4"},
        "`dist.data_parallel_size` 2 does not match the world size: 16 / 2 = 8",
-       "expert parallelism (4) is a part of data parallelism and does not multiply into the world: set "
+       "expert parallelism (4) takes the ranks of a pipeline stage and does not multiply into the world: set "
        "dist.world_size=4, or leave",
        {}},
       {"expert_data_parallel_size_agrees",
@@ -495,6 +495,13 @@ const std::vector<RuleCase>& layout_cases() {
        "`comm_overlap.batch_p2p_comm` has no effect",
        "remove it",
        {"dist.world_size=2", "dist.pp=2", "comm_overlap.batch_p2p_comm=true"}},
+      {"p2p_options_without_effect",
+       {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zb_h1",
+        "comm_overlap.batch_p2p_comm=false"},
+       "`comm_overlap.batch_p2p_comm` has no effect",
+       "remove it",
+       // What is derived with it is no setting of the user's.
+       {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zb_h1"}},
       {"deferred_embedding_needs_pipeline",
        {"comm_overlap.defer_embedding_wgrad_compute=true"},
        "is 1",

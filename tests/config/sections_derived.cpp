@@ -161,7 +161,7 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   has(neither.second, "note: expert grid ETP * EP * EDP * PP = 1 * 3 * EDP * 1 = 3 * EDP\n");
   has(neither.second, "nearest legal dist.world_size: 12;");
   has(neither.second,
-      "expert parallelism (3) is a part of data parallelism and does not multiply into the world");
+      "expert parallelism (3) takes the ranks of a pipeline stage and does not multiply into the world");
   // The dense grid alone, the experts' alone.
   CHECK(world(6, {"dist.tp=4", "dist.sp=true", "dist.etp=1", "dist.ep=2"}).first == "R0101 ");
   const auto experts = world(6, {"dist.tp=2", "dist.sp=true", "dist.etp=1", "dist.ep=4"});
@@ -177,7 +177,7 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   has(multiplied.second, "note: dense grid TP * CP * DP * PP = 2 * 1 * 2 * 1 = 4\n");
   has(multiplied.second, "note: expert grid ETP * EP * EDP * PP = 1 * 4 * 2 * 1 = 8\n");
   has(multiplied.second,
-      "expert parallelism (4) is a part of data parallelism and does not multiply into the world: set "
+      "expert parallelism (4) takes the ranks of a pipeline stage and does not multiply into the world: set "
       "dist.world_size=4, or leave dist.data_parallel_size unset");
   // A dense model has one grid.
   Request request;

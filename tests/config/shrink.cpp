@@ -207,6 +207,9 @@ TEST_CASE("recipes of one's own: other layouts, lengths and schedules") {
         "model.recompute_granularity: full\nmodel.recompute_method: block\nmodel.recompute_num_layers: 4",
         "model: {num_moe_experts: 16, moe_router_topk: 4, moe_ffn_hidden_size: 2048, "
         "moe_shared_expert_intermediate_size: 4096}\ndist.ep: 4",
+        "model: {num_moe_experts: 6, moe_ffn_hidden_size: 2048, moe_first_dense_layers: 1, moe_layer_freq: "
+        "2}\n"
+        "dist: {ep: 2, virtual_pipeline_model_parallel_size: null}",
         "model: {rotary_percent: 0.5, padded_vocab_size: 128512}",
         "peft: qlora\ncheckpoint.pretrained_checkpoint: base",
         "validation: {eval_global_batch_size: 64, eval_micro_batch_size: 2}"})

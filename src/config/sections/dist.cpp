@@ -46,7 +46,8 @@ void describe(Section<DistConfig>& s) {
       .alias("model.context_parallel_size");
   s.field("expert_model_parallel_size", &D::expert_model_parallel_size)
       .doc(
-          "expert-parallel ranks over which the experts are distributed, out of the data-parallel ranks (EP)")
+          "expert-parallel ranks over which the experts are distributed (EP), out of the ranks of a pipeline "
+          "stage (DP, CP and TP)")
       .unit("ranks")
       .range(1, 1 << 24)
       .effect(Effect::perf)

@@ -413,7 +413,10 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_router_score_function", &M::moe_router_score_function))
       .doc("score function of the router logits");
   moe(s.field("moe_router_pre_softmax", &M::moe_router_pre_softmax))
-      .doc("apply the softmax before top-k selection instead of after it");
+      .doc("apply the softmax before top-k selection instead of after it")
+      .used_when<Config>("`model.moe_router_score_function` is softmax", [](const Config& c) {
+        return has_experts(c) && c.model.moe_router_score_function == RouterScore::softmax;
+      });
   moe(s.field("moe_router_num_groups", &M::moe_router_num_groups))
       .doc("expert groups for group-limited routing")
       .unit("groups")
@@ -461,7 +464,8 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc(
           "expert capacity as a multiple of the balanced load; tokens above it are dropped; null: no token "
           "is dropped")
-      .above(0);
+      .above(0)
+      .max(1e6);
   const auto dropping = [](Field field) -> Field {
     return field.used_when<Config>("`model.moe_expert_capacity_factor` is set", [](const Config& c) {
       return has_experts(c) && c.model.moe_expert_capacity_factor.has_value();

@@ -23,4 +23,8 @@ inline std::vector<int64_t> moe_layers(const ModelConfig& model) {
   return layers;
 }
 
+inline bool every_layer_has_experts(const ModelConfig& model) {
+  return std::ssize(moe_layers(model)) == model.num_layers;
+}
+
 }  // namespace capstan::config

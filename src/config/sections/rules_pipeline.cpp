@@ -360,7 +360,8 @@ RULE("R0319", p2p_options_without_effect,
         .warning(
             "`comm_overlap.batch_p2p_comm` has no effect: MPI sends the same messages one by one or batched")
         .at("comm_overlap.batch_p2p_comm")
-        .help("remove it");
+        .help("remove it")
+        .if_given();
 }
 
 RULE("R0316", deferred_embedding_needs_pipeline, "defer_embedding_wgrad_compute needs pipeline parallelism",

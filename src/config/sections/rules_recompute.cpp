@@ -1,6 +1,7 @@
 // Recomputation and offload of activations.
 #include <algorithm>
 
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/rule_tools.hpp"
 
@@ -86,7 +87,8 @@ RULE("R0804", recomputed_modules_once, "recompute_modules names each module once
 }
 
 RULE("R0805", recomputed_modules_exist, "recompute_modules names modules of this model",
-     "model.recompute_modules", "model.num_moe_experts", "model.multi_latent_attention") {
+     "model.recompute_modules", "model.num_moe_experts", "model.moe_layer_freq",
+     "model.moe_first_dense_layers", "model.multi_latent_attention") {
   const auto refuse = [&](RecomputeModule module, const char* why) {
     report.error("`model.recompute_modules` names " + std::string(enum_name(module)) + ", but " + why)
         .help("leave it out of model.recompute_modules");
@@ -102,6 +104,8 @@ RULE("R0805", recomputed_modules_exist, "recompute_modules names modules of this
     else if (c.model.moe_shared_expert_overlap)
       refuse(RecomputeModule::shared_experts, "`model.moe_shared_expert_overlap` is true");
   }
+  if (recomputes(c, RecomputeModule::mlp) && every_layer_has_experts(c.model))
+    refuse(RecomputeModule::mlp, "every layer has experts; their module is moe");
   if (recomputes(c, RecomputeModule::mla_up_proj) && !c.model.multi_latent_attention)
     refuse(RecomputeModule::mla_up_proj, "`model.multi_latent_attention` is false");
 }

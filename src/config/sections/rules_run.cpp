@@ -3,6 +3,7 @@
 
 #include "base/text.hpp"
 #include "config/sections/adapter_targets.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -66,24 +67,39 @@ RULE("R0905", adapters_have_targets, "peft.target_modules is not empty", "peft.t
       .help("for example, set peft.target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
-RULE("R0912", adapter_targets_exist, "every target module is a layer of the model", "peft.target_modules",
-     "peft.exclude_modules") {
+// Name of a layer that an expert has too, as in a dense layer's MLP.
+bool is_layer_of_experts(std::string_view name) {
+  return name.starts_with("linear_fc1") || name.starts_with("linear_fc2");
+}
+
+RULE("R0912", adapter_targets_exist, "every target module is a layer of the model; experts have no adapters",
+     "peft.target_modules", "peft.exclude_modules", "model.num_moe_experts", "model.moe_layer_freq",
+     "model.moe_first_dense_layers") {
   if (!c.peft) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   if (layers.empty()) return;
-  const auto check = [&](const char* field, const std::vector<std::string>& names) {
+  std::vector<std::string> modules;
+  for (const std::string& layer : layers) {
+    std::string module = layer.substr(layer.rfind('.') + 1);
+    if (std::find(modules.begin(), modules.end(), module) == modules.end())
+      modules.push_back(std::move(module));
+  }
+  const bool experts = !moe_layers(c.model).empty();
+  const auto check = [&](const std::string& field, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
-      if (std::any_of(layers.begin(), layers.end(),
-                      [&](const auto& layer) { return matches_layer(name, layer); }))
+      const bool found = std::any_of(layers.begin(), layers.end(),
+                                     [&](const auto& layer) { return matches_layer(name, layer); });
+      if (experts && is_layer_of_experts(name)) {
+        const std::string text = "`" + field + "`: experts have no adapters, " + in_quotes(name) +
+                                 (found ? " is adapted in the dense layers alone" : " is not adapted");
+        (found ? report.warning(text) : report.error(text))
+            .at(field)
+            .help("leave it out; layers are " + join(modules, ", "));
         continue;
-      std::vector<std::string> modules;
-      for (const std::string& layer : layers) {
-        std::string module = layer.substr(layer.rfind('.') + 1);
-        if (std::find(modules.begin(), modules.end(), module) == modules.end())
-          modules.push_back(std::move(module));
       }
+      if (found) continue;
       const auto near = near_matches(name, modules, 2);
-      report.error("`" + std::string(field) + "`: " + in_quotes(name) + " is not a layer of this model")
+      report.error("`" + field + "`: " + in_quotes(name) + " is not a layer of this model")
           .at(field)
           .help((near.empty() ? std::string() : "did you mean `" + near[0] + "`? ") + "layers are " +
                 join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] + "`");

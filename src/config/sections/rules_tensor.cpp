@@ -1,6 +1,7 @@
 // Shapes of the model, and how tensor and context parallelism divide them.
 #include <cmath>
 
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/rotary.hpp"
 #include "config/sections/rule_tools.hpp"
 
@@ -72,8 +73,11 @@ RULE("R0405", heads_divide_hidden,
 }
 
 RULE("R0406", tensor_divides_feed_forward, "ffn_hidden_size is divisible by the tensor-parallel size",
-     "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
-  if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
+     "model.ffn_hidden_size", "dist.tensor_model_parallel_size", "model.num_moe_experts",
+     "model.moe_layer_freq", "model.moe_first_dense_layers") {
+  // R0703 has the width of experts.
+  if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0 || every_layer_has_experts(c.model))
+    return;
   report
       .error("`model.ffn_hidden_size` " + to_text(*c.model.ffn_hidden_size) +
              " is not divisible by the tensor-parallel size " + to_text(tp(c)))
@@ -230,7 +234,8 @@ RULE("R0414", latent_attention_excludes_groups, "multi-latent attention excludes
       .help("unset model.num_query_groups");
 }
 
-RULE("R0415", latent_attention_rotates_halves, "multi-latent attention excludes interleaved RoPE",
+RULE("R0415", latent_attention_has_own_rope,
+     "multi-latent attention, which always rotates pairs of neighbors, excludes rotary_interleaved",
      "model.multi_latent_attention", "model.rotary_interleaved") {
   if (!c.model.multi_latent_attention || !c.model.rotary_interleaved) return;
   report.error("`model.multi_latent_attention` and `model.rotary_interleaved` exclude each other")

@@ -61,7 +61,7 @@ void add_grids(const Config& c, Violation& found) {
 
 std::string expert_parallelism_is_data_parallelism(const Config& c) {
   return "expert parallelism (" + to_text(c.dist.expert_model_parallel_size) +
-         ") is a part of data parallelism and does not multiply into the world";
+         ") takes the ranks of a pipeline stage and does not multiply into the world";
 }
 
 // The worlds around this one that both grids divide.

@@ -87,7 +87,8 @@ class Shrinker {
     cp_ = axis("dist.context_parallel_size", d_.context_parallel_size);
     dp_ = ranks ? left : std::min<int64_t>(2, d_.data_parallel_size.value_or(1));
     world_ = ranks.value_or(tp_ * pp_ * cp_ * dp_);
-    const bool even = (cp_ * dp_) % 2 == 0;
+    const bool even =
+        (cp_ * dp_) % 2 == 0 && std::min(m_.num_moe_experts.value_or(kExperts), kExperts) % 2 == 0;
     set("dist.expert_model_parallel_size", int64_t{d_.expert_model_parallel_size > 1 && even ? 2 : 1},
         d_.expert_model_parallel_size);
     for (const char* path :
@@ -194,7 +195,8 @@ class Shrinker {
   // Layers of every kind that the model has, in stages of equal size.
   void layers() {
     int64_t least = std::max(kLayers, m_.window_attn_skip_freq.value_or(1));
-    if (m_.num_moe_experts) least = std::max({least, m_.moe_layer_freq, m_.moe_first_dense_layers + 1});
+    if (m_.num_moe_experts)
+      least = std::max(least, round_up(m_.moe_first_dense_layers, m_.moe_layer_freq) + 1);
     const int64_t besides = pp_ == 1 ? 0
                                      : int64_t{d_.account_for_embedding_in_pipeline_split} +
                                            int64_t{d_.account_for_loss_in_pipeline_split};

@@ -209,9 +209,9 @@ parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecision
 
 }  // namespace
 
-// The parameters that Muon updates: weight matrices other than embeddings and the output layer, of experts
-// each expert's by itself. The rows are
-// those of the queries, the keys and the values of one group of heads, where a matrix packs them.
+// The parameters that Muon updates: weight matrices other than embeddings and the output layer; each expert's
+// matrix is one. The rows are those of the queries, the keys and the values of one group of heads, where a
+// matrix packs them.
 static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon_matrices(
     const config::Config& config) {
   std::vector<int64_t> qkv;
