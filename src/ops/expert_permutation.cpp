@@ -48,6 +48,11 @@ double bytes_of_rows(const Tensor& rows) {
 
 }  // namespace
 
+Tensor tensor_of_rows(const StepContext& context, const Shape& shape, DType dtype) {
+  const bool are_read = context.observer && context.observer->reads_values();
+  return are_read ? Tensor::zeros(context.device, shape, dtype) : Tensor::empty(context.device, shape, dtype);
+}
+
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor) {
   return static_cast<int64_t>(
       std::ceil(static_cast<double>(tokens * topk) / static_cast<double>(experts) * factor));
@@ -195,7 +200,7 @@ Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permuta
                      (!weighted || (weights.dtype() == DType::f32 && weights.value.elements() == rows)),
                  "expert_activation: x " + x.value.text());
   const int64_t cols = activation.gated ? width / 2 : width;
-  const Tensor y = Tensor::empty(device, {rows, cols}, x.dtype());
+  const Tensor y = tensor_of_rows(tape.context(), {rows, cols}, x.dtype());
   const Tensor used = permutation.rows_used();
   launch(device, device.table().activation->expert_forward, activation, x.value, weights.value, used, y, rows,
          cols);
@@ -212,9 +217,12 @@ Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permuta
   }
   record.backward = [activation, rows, cols, weighted](BackwardContext& ctx) {
     Device& dev = ctx.device();
-    const Tensor dx = reuse_or_empty(ctx.saved(0));
-    const Tensor dweights = weighted && ctx.needs(1) ? Tensor::empty(dev, ctx.saved(2).shape()) : Tensor();
-    launch(dev, dev.table().activation->expert_backward, activation, ctx.output_gradient(), ctx.saved(0),
+    const Tensor& x_saved = ctx.saved(0);
+    const Tensor dx =
+        x_saved.unique() ? x_saved : tensor_of_rows(ctx.context(), x_saved.shape(), x_saved.dtype());
+    const Tensor dweights =
+        weighted && ctx.needs(1) ? tensor_of_rows(ctx.context(), ctx.saved(2).shape(), DType::f32) : Tensor();
+    launch(dev, dev.table().activation->expert_backward, activation, ctx.output_gradient(), x_saved,
            weighted ? ctx.saved(2) : Tensor(), ctx.saved(1), dx, dweights, rows, cols);
     if (dweights.defined()) ctx.accumulate_gradient(1, dweights);
     ctx.accumulate_gradient(0, dx);

@@ -42,6 +42,9 @@ struct PermutationOptions {
   int64_t multiple = 1;
 };
 
+// A tensor of which kernels write only the rows in use. The others are 0 where an observer reads all values.
+Tensor tensor_of_rows(const StepContext& context, const Shape& shape, DType dtype);
+
 // Megatron's capacity: ceil(tokens * topk / experts * factor).
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
 

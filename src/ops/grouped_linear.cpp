@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/table.hpp"
+#include "ops/expert_permutation.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
 
@@ -72,7 +73,7 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
                  "grouped_linear: `" + (bias ? bias->name() : "") + "` for " + shape.text());
   const int64_t rows = x.size(0), out = shape[1], in = shape[2];
   const bool trainable = tape.context().store.is_trainable(weight);
-  const Tensor y = Tensor::empty(tape.device(), {rows, out}, x.dtype());
+  const Tensor y = tensor_of_rows(tape.context(), {rows, out}, x.dtype());
   Record record{.name = "grouped_linear", .inputs = {x}, .outputs = {y}, .parameters = {&weight}};
   {
     const auto w = tape.pin(weight), b = tape.pin(bias);
@@ -90,7 +91,7 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
     const Tensor of_experts = ctx.saved(0);
     if (ctx.needs(0)) {
       const auto w = ctx.pin(weight);
-      const Tensor dx = Tensor::empty(ctx.device(), {dy.size(0), in}, dy.dtype());
+      const Tensor dx = tensor_of_rows(ctx.context(), {dy.size(0), in}, dy.dtype());
       multiply_rows(dy, *w, false, of_experts, dx);
       ctx.accumulate_gradient(0, dx);
     }

@@ -76,6 +76,8 @@ class TapeObserver {
   virtual void queue_span(const QueueSpan& span) { static_cast<void>(span); }
   // Called before the operations of a micro-batch.
   virtual void micro_batch(int64_t index) { static_cast<void>(index); }
+  // Whether values() reads them: rows that no kernel writes are 0 then.
+  virtual bool reads_values() const { return false; }
   // Called before `observe` with the values: the outputs of an operation ('F', with its parameters), or the
   // gradient of one of its inputs ('B').
   virtual void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,

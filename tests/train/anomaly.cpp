@@ -301,6 +301,24 @@ TEST_CASE("what is not finite is located: parameter, first operation, first grad
   }
 }
 
+TEST_CASE("rows of experts that are not in use are not taken for values that are not finite") {
+  auto config = tiny_config(true, world().size());
+  config.train.device = config::DeviceKind::checked;  // fills new memory with NaN
+  config.model.num_moe_experts = 4;
+  config.model.moe_ffn_hidden_size = 24;
+  config.model.moe_expert_capacity_factor = 0.5;
+  config.dist.expert_model_parallel_size = 1;
+  config.dist.expert_tensor_parallel_size = 1;
+  Running r(config);
+  r.step();
+  const std::string place = "layers.1.self_attention.linear_proj.weight";
+  poison(r, place);
+  CHECK_THROWS_AS(r.step(), Error);
+  REQUIRE(r.runner.failure_anomalies().size() == 1);
+  const std::string operation = text_of(r.runner.failure_anomalies()[0], "operation");
+  CHECK_MESSAGE(operation.find(place) != std::string::npos, operation);
+}
+
 TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
   for (const auto action : {SpikeAction::off, SpikeAction::warn, SpikeAction::skip, SpikeAction::rewind})
     for (const bool loss : {false, true}) {

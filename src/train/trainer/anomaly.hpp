@@ -51,6 +51,7 @@ class FiniteCheck final : public TapeObserver {
  public:
   void observe(const TapeEvent&) override {}
   bool waits() const override { return false; }
+  bool reads_values() const override { return true; }
   void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
               std::span<const Tensor> tensors) override;
   void micro_batch(int64_t index) override { current_ = index; }
