@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/channel.hpp"
 #include "ops/matmul.hpp"
 #include "tests/support/channels.hpp"
 #include "tests/support/devices.hpp"
@@ -160,6 +161,20 @@ TEST_CASE_TEMPLATE("rows with unequal counts go to their ranks, and their gradie
       for (const int64_t cols : {1, 3, 8})
         check_exchange(*device, all, cols, cols == 3 ? DType::bf16 : DType::f32);
   });
+}
+
+TEST_CASE("a rank without rows stays in step with ranks that have some, also in another group") {
+  if (world().size() == 1) return;
+  const auto device = test::Checked::make(1);
+  comm::Communicator& group = world().communicator();
+  const auto other = group.split(0, group.rank(), "other");
+  const test::WithBlockingChannel rows(group, *device), gathers(*other, *device);
+  const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {8 * group.size()});
+  for (const CountMatrix& counts : count_matrices()) {
+    check_exchange(*device, counts, 2, DType::f32);
+    other->channel().start(comm::TransferBatch().all_gather(mine, all)).wait();
+  }
+  CHECK(error_of(*device).empty());
 }
 
 TEST_CASE_TEMPLATE("rows of all ranks are gathered and summed with unequal counts", D, EVERY_DEVICE) {
