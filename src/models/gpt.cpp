@@ -40,7 +40,6 @@ void refuse_unsupported(const ModelConfig& c) {
     refuse(c.moe_input_jitter_eps.has_value(), "moe_input_jitter_eps");
     refuse(!c.moe_grouped_gemm, "moe_grouped_gemm=false");
     refuse(!c.moe_permute_fusion, "moe_permute_fusion=false");
-    refuse(c.moe_shared_expert_overlap, "moe_shared_expert_overlap=true");
     refuse(c.moe_shared_expert_intermediate_size && c.add_mlp_bias.value_or(c.add_bias_linear),
            "add_mlp_bias=true with moe_shared_expert_intermediate_size");
   }
@@ -107,12 +106,15 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
     o.balance = nn::Moe::Balance::sequence;
   o.balance_coefficient = c.moe_aux_loss_coeff;
   o.z_coefficient = c.moe_z_loss_coeff.value_or(0);
+  if (c.moe_token_dispatcher_type == config::TokenDispatcher::allgather)
+    o.dispatcher = nn::TokenDispatcher::Kind::allgather;
   o.capacity_factor = c.moe_expert_capacity_factor;
   if (c.moe_token_drop_policy == config::TokenDropPolicy::position)
     o.drop_policy = kernels::DropPolicy::position;
   o.pad_to_capacity = c.moe_pad_expert_input_to_capacity;
   o.shared_ffn = c.moe_shared_expert_intermediate_size.value_or(0);
   o.shared_gate = c.moe_shared_expert_gate;
+  o.overlap_shared = c.moe_shared_expert_overlap;
   o.init = dense.init;
   o.output_init = dense.output_init;
   return o;

@@ -1,7 +1,7 @@
 #include "nn/moe.hpp"
 
-#include "comm/channel.hpp"
 #include "ops/collectives.hpp"
+#include "ops/expert_permutation.hpp"
 #include "ops/grouped_linear.hpp"
 #include "ops/matmul.hpp"
 #include "ops/router_logits.hpp"
@@ -40,6 +40,14 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
     fc2_bias_ = bias("linear_fc2.bias", options.hidden);
   }
 
+  dispatcher_ = make_token_dispatcher(options.dispatcher, parallel_,
+                                      {.layer = layer_,
+                                       .experts = options.experts,
+                                       .topk = options.router.topk,
+                                       .capacity_factor = options.capacity_factor,
+                                       .drop_policy = options.drop_policy,
+                                       .pad_to_capacity = options.pad_to_capacity,
+                                       .weights_activations = !options.bias});
   if (options.shared_ffn == 0) return;
   const ModulePath shared = path.inside("shared_experts");
   shared_.emplace(parameters, shared,
@@ -56,9 +64,13 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
 }
 
 Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
-  Var y = run_experts(tape, x, route(tape, x, context));
+  const auto dispatch = dispatcher_->start(tape, x, route(tape, x, context));
+  Var shared;
+  if (shared_ && options_.overlap_shared) shared = run_shared_expert(tape, x, context);
+  const Var y = dispatch->combine(tape, run_experts(tape, dispatch->receive(tape)));
   if (!shared_) return y;
-  return ops::add(tape, run_shared_expert(tape, x, context), y);
+  if (!options_.overlap_shared) shared = run_shared_expert(tape, x, context);
+  return ops::add(tape, shared, y);
 }
 
 ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) const {
@@ -116,45 +128,12 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
                           tokens_of(logits) / segments.count, segments.count));
 }
 
-ops::TensorParallel Moe::dispatch_ranks() const {
-  return {parallel_.experts.expert_tensor, parallel_.tensor.is_single() || parallel_.tensor.shards_rows()};
-}
-
-// The rows of all ranks, of a tensor without a gradient.
-static Tensor gathered_rows(const Tensor& x, const ops::TensorParallel& ranks) {
-  if (!ranks.shards_rows()) return x;
-  const Tensor all = Tensor::empty(x.device(), {ranks.size() * x.size(0), x.size(1)}, x.dtype());
-  ranks.group->channel().start(comm::TransferBatch().all_gather(x, all)).wait();
-  return all;
-}
-
-Var Moe::run_experts(Tape& tape, const Var& local, const ops::Routing& routing) const {
-  const ops::TensorParallel ranks = dispatch_ranks();
-  const Var x = ops::copy_to_tensor_parallel(tape, local, ranks);
-  const Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks);
-  const int64_t experts_here = fc1_->shape()[0];
-  ops::PermutationOptions options{.first_expert = parallel_.shard_ranks().expert.rank * experts_here,
-                                  .experts = experts_here,
-                                  .policy = options_.drop_policy,
-                                  .pad_to_capacity = options_.pad_to_capacity};
-  if (options_.capacity_factor)
-    options.capacity =
-        ops::expert_capacity(x.size(0), options_.router.topk, options_.experts, *options_.capacity_factor);
-  const ops::ExpertPermutation permutation =
-      ops::plan_permutation(tape, gathered_rows(routing.experts, ranks), probabilities.value, options);
-  // With an equal load.
-  const int64_t expected = x.size(0) * options_.router.topk * experts_here / options_.experts;
-  Var inner = ops::permute(tape, x, permutation);
-  inner = ops::grouped_linear(tape, inner, permutation.sizes(), *fc1_, fc1_bias_, expected);
-  // Without a second bias the probabilities may scale the activations: their gradient then needs no other
-  // tensor than the activation's.
-  Var weights;
-  if (!fc2_bias_) weights = ops::permute_probabilities(tape, probabilities, permutation);
-  inner = ops::expert_activation(tape, inner, permutation,
-                                 {.kind = options_.activation, .gated = options_.gated}, weights);
-  inner = ops::grouped_linear(tape, inner, permutation.sizes(), *fc2_, fc2_bias_, expected);
-  inner = ops::unpermute(tape, inner, permutation, fc2_bias_ ? probabilities : Var());
-  return ops::reduce_from_tensor_parallel(tape, inner, ranks);
+Var Moe::run_experts(Tape& tape, const ExpertInput& input) const {
+  const Tensor sizes = input.order.sizes();
+  Var y = ops::grouped_linear(tape, input.rows, sizes, *fc1_, fc1_bias_, input.expected_rows);
+  y = ops::expert_activation(tape, y, input.order, {.kind = options_.activation, .gated = options_.gated},
+                             input.weights);
+  return ops::grouped_linear(tape, y, sizes, *fc2_, fc2_bias_, input.expected_rows);
 }
 
 Var Moe::run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const {

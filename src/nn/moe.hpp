@@ -1,9 +1,10 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "nn/mlp.hpp"
-#include "ops/expert_permutation.hpp"
+#include "nn/token_dispatcher.hpp"
 #include "ops/router.hpp"
 
 namespace capstan::nn {
@@ -16,8 +17,7 @@ namespace capstan::nn {
 //   experts.linear_fc1.bias, experts.linear_fc2.bias
 //   shared_experts: an Mlp; shared_experts.gate_weight [1, hidden]
 // With sequence parallelism each tensor-parallel rank routes its own rows. Where experts, or parts of their
-// width, lie on other ranks, these gather the tokens of all of them, and sum what their experts add to each
-// (Megatron's dispatcher `allgather`).
+// width, lie on other ranks, a TokenDispatcher brings the tokens there.
 class Moe {
  public:
   // Over which tokens the load is balanced.
@@ -31,8 +31,8 @@ class Moe {
     // Coefficients of the router's losses, Megatron's. Both losses are means over a micro-batch; a training
     // step adds their mean over its micro-batches, weighted with the number of their loss tokens.
     double balance_coefficient = 0, z_coefficient = 0;
-    // Capacity of an expert relative to an equal load of the tokens that are dispatched together; tokens
-    // beyond it are dropped. nullopt: dropless.
+    TokenDispatcher::Kind dispatcher = TokenDispatcher::Kind::alltoall;
+    // See TokenDispatcher::Options.
     std::optional<double> capacity_factor;
     kernels::DropPolicy drop_policy = kernels::DropPolicy::probability;
     bool pad_to_capacity = false;
@@ -40,6 +40,9 @@ class Moe {
     int64_t shared_ffn = 0;
     // Multiplies its output by sigmoid(x gate_weight^T).
     bool shared_gate = false;
+    // Computes the shared expert while tokens are sent to the others, which the gradient of the layer's input
+    // adds in another order then.
+    bool overlap_shared = false;
     Init init, output_init;
   };
   Moe(ParamList& parameters, const ModulePath& path, const Options& options);
@@ -53,9 +56,8 @@ class Moe {
   // Tokens of the micro-batch, on all ranks that share it.
   int64_t tokens_of(const Var& logits) const;
   Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
-  Var run_experts(Tape& tape, const Var& x, const ops::Routing& routing) const;
-  // The ranks that gather tokens; rows are sharded over them unless tensor-parallel ranks have the same.
-  ops::TensorParallel dispatch_ranks() const;
+  // The outputs of this rank's experts.
+  Var run_experts(Tape& tape, const ExpertInput& input) const;
   Var run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const;
 
   Options options_;
@@ -65,6 +67,7 @@ class Moe {
   const Parameter *fc1_, *fc2_;
   // Null: none.
   const Parameter *fc1_bias_ = nullptr, *fc2_bias_ = nullptr;
+  std::unique_ptr<TokenDispatcher> dispatcher_;
   std::optional<Mlp> shared_;
   // Null: none.
   const Parameter* shared_gate_ = nullptr;

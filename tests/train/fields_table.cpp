@@ -62,12 +62,11 @@ void experts() {
   const Overrides sigmoid = with(on, {"model.moe_router_score_function=sigmoid"});
   refused("model.moe_router_enable_expert_bias", "true", sigmoid);
   idle("model.moe_router_bias_update_rate", "0.1", {"model.moe_router_enable_expert_bias=true"}, sigmoid);
-  refused("model.moe_shared_expert_overlap", "true",
-          with(on, {"model.moe_shared_expert_intermediate_size=24"}));
-  const Overrides gathered = with(on, {"dist.world_size=2", "model.moe_token_dispatcher_type=allgather"});
-  refused("model.moe_token_dispatcher_type", "alltoall", with(gathered, {"dist.ep=2"}));
+  const Overrides exchanged = with(on, {"dist.world_size=2", "dist.ep=2"});
+  changes("model.moe_token_dispatcher_type", "allgather", exchanged, View::memory);
+  changes("model.moe_shared_expert_overlap", "true",
+          with(exchanged, {"model.moe_shared_expert_intermediate_size=24"}), View::memory);
   changes("dist.expert_model_parallel_size", "2", with(on, {"dist.world_size=2"}), View::memory);
-  table.back().when = {"model.moe_token_dispatcher_type=allgather"};
   changes("dist.expert_tensor_parallel_size", "2",
           with(on, {"dist.world_size=2", "dist.tp=2", "dist.sp=true", "dist.expert_tensor_parallel_size=1"}),
           View::memory);

@@ -102,12 +102,21 @@ config::Config resolve(const std::string& recipe, const std::string& overrides, 
   return resolution.config;
 }
 
-constexpr int64_t kScalars = 200;  // bytes of losses and norms in a step
+constexpr double kScalars = 200;  // bytes of losses and norms in a step
 
 struct Run {
   std::vector<double> trace;  // loss and gradient norm of each step
   fs::path checkpoint;
 };
+// How far an estimate may be from what a step uses and sends, as a fraction.
+constexpr double kTolerance = 0.02;
+// Numbers of exchanged rows depend on the routing, for which the estimate takes an equal load.
+double estimate_tolerance(const config::Config& c) {
+  const bool exchanges = c.model.num_moe_experts && c.dist.expert_model_parallel_size > 1 &&
+                         c.model.moe_token_dispatcher_type == config::TokenDispatcher::alltoall;
+  return exchanges && !c.model.moe_pad_expert_input_to_capacity ? 0.1 : kTolerance;
+}
+
 Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
   StepRunner runner(config, on);
   runner.initialize();
@@ -116,6 +125,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   StepTimers timers;
   Run run;
   std::map<std::string, int64_t> before;
+  const double tolerance = estimate_tolerance(config);
   while (runner.state().step < steps) {
     if (runner.state().step == 1) before = sent_bytes(runner.mesh());
     const StepResult result = runner.train_step(loader, timers);
@@ -126,21 +136,25 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
     const StepEstimate plan = estimate_step(config, on.rank());
     for (const auto& [group, bytes] : sent_bytes(runner.mesh())) {
       INFO(group, ": ", bytes - before.at(group), " bytes sent in a step");
-      CHECK(std::abs(bytes - before.at(group) - plan.sent.at(group)) <= plan.sent.at(group) / 50 + kScalars);
+      const auto planned = static_cast<double>(plan.sent.at(group));
+      const double allowed = group == "ep" || group == "etp" ? tolerance : kTolerance;
+      CHECK(std::abs(static_cast<double>(bytes - before.at(group)) - planned) <=
+            allowed * planned + kScalars);
     }
   }
   const StepEstimate estimate = estimate_step(config, on.rank());
   const MemoryUse &estimated = estimate.memory, used = runner.device().memory();
   INFO("estimated: ", memory_text(estimated));
   INFO("used: ", memory_text(used));
-  CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(estimated.peak));
-  CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(estimated.peak));
-  CHECK(static_cast<double>(used.reserved) <= 1.02 * static_cast<double>(estimated.reserved));
-  CHECK(static_cast<double>(used.reserved) >= 0.98 * static_cast<double>(estimated.reserved));
-  for (size_t category = 0; category < kMemoryCategories; ++category) {
+  CHECK(static_cast<double>(used.peak) <= (1 + tolerance) * static_cast<double>(estimated.peak));
+  CHECK(static_cast<double>(used.peak) >= (1 - tolerance) * static_cast<double>(estimated.peak));
+  CHECK(static_cast<double>(used.reserved) <= (1 + tolerance) * static_cast<double>(estimated.reserved));
+  CHECK(static_cast<double>(used.reserved) >= (1 - tolerance) * static_cast<double>(estimated.reserved));
+  // With another number of rows another moment of the step may have the peak.
+  for (size_t category = 0; category < kMemoryCategories && tolerance == kTolerance; ++category) {
     const auto apart =
         static_cast<double>(used.peak_by_category[category] - estimated.peak_by_category[category]);
-    CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(estimated.peak),
+    CHECK_MESSAGE(std::abs(apart) <= kTolerance * static_cast<double>(estimated.peak),
                   name_of(static_cast<MemoryCategory>(category)));
   }
   SavePlan plan;

@@ -29,6 +29,10 @@ struct Layout {
 #define ZB_V "dist.pipeline_schedule=zb_v "
 #define OFFLOAD(layers) " model.cpu_offloading=true model.cpu_offloading_num_layers=" layers
 #define EP(size) "model.moe_token_dispatcher_type=allgather dist.ep=" size " "
+#define EXCHANGED(size) "model.moe_token_dispatcher_type=alltoall dist.ep=" size " "
+// No token is dropped: an expert has room for all tokens of a rank.
+#define PADDED "model.moe_expert_capacity_factor=2 model.moe_pad_expert_input_to_capacity=true"
+#define BESIDE_SHARED "model.moe_shared_expert_overlap=true "
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
 #define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
 inline constexpr Layout kLayouts[] = {
@@ -180,6 +184,23 @@ inline constexpr Layout kLayouts[] = {
     {4, false, "moe_four", EP("2") "dist.tp=2 dist.sp=true" STAND_IN},
     {8, false, "moe_four", EP("2") "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim_grads"},
     {8, false, "moe_four", EP("4") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+    // The same, where each token is sent to the ranks of its experts only.
+    {2, true, "moe_four", EXCHANGED("2") BESIDE_SHARED},
+    {2, false, "moe_four", EXCHANGED("2") FULL},
+    {2, false, "moe_four", EXCHANGED("2") PADDED},
+    {2, false, "moe_four", EXCHANGED("2") BESIDE_SHARED "dist.tp=2 dist.sp=true dist.etp=1 " SHARD "optim"},
+    {2, false, "moe_four", EXCHANGED("2") "dist.cp=2 " BF16},
+    {2, false, "moe_four", EXCHANGED("2") PADDED SIMULATED},
+    {4, true, "moe_four", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
+    {4, false, "moe_four", EXCHANGED("2") PADDED " dist.tp=2 dist.sp=true"},
+    {4, false, "moe_four", EXCHANGED("4") SHARD "optim " DROP},
+    {4, false, "moe_four", EXCHANGED("4") BESIDE_SHARED FULL STAND_IN},
+    {4, false, "moe_four", EXCHANGED("2") SHARD "optim_grads ddp.overlap_grad_reduce=true"},
+    {4, false, "moe_four",
+     EXCHANGED("2") SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
+    {4, false, "moe_four", EXCHANGED("2") "dist.pp=2 " ZB_H1},
+    {4, false, "moe_four", EXCHANGED("2") "dist.tp=2 dist.cp=2 dist.sp=true dist.etp=1"},
+    {8, false, "moe_four", EXCHANGED("2") "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim_grads"},
     // Latent attention, with compressed queries and without, and adapters in every parallel state.
     {2, true, "latent", "dist.tp=2 dist.sp=true"},
     {2, false, "latent", "dist.tp=2 " DROP},

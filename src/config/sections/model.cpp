@@ -462,8 +462,8 @@ void expert_fields(Section<ModelConfig>& s) {
       .unsupported("jitter of the router's input");
   moe(s.field("moe_expert_capacity_factor", &M::moe_expert_capacity_factor))
       .doc(
-          "expert capacity as a multiple of the balanced load; tokens above it are dropped; null: no token "
-          "is dropped")
+          "expert capacity as a multiple of the balanced load (alltoall: of a rank's own tokens); tokens "
+          "above it are dropped; null: none is dropped")
       .above(0)
       .max(1e6);
   const auto dropping = [](Field field) -> Field {
@@ -477,14 +477,12 @@ void expert_fields(Section<ModelConfig>& s) {
   dropping(s.field("moe_token_drop_policy", &M::moe_token_drop_policy))
       .doc("choice of the tokens that are dropped above the capacity");
   s.field("moe_token_dispatcher_type", &M::moe_token_dispatcher_type)
-      .doc("communication that dispatches tokens to their experts")
+      .doc(
+          "communication that dispatches tokens to their experts; the memory estimate of alltoall assumes an "
+          "equal load unless padded")
       .effect(Effect::perf)
       .used_when<Config>("`dist.expert_model_parallel_size` is above 1",
-                         [](const Config& c) { return c.dist.expert_model_parallel_size > 1; })
-      .unsupported_when<Config>("the dispatcher alltoall", [](const Config& c) {
-        return has_experts(c) && c.dist.expert_model_parallel_size > 1 &&
-               c.model.moe_token_dispatcher_type == TokenDispatcher::alltoall;
-      });
+                         [](const Config& c) { return c.dist.expert_model_parallel_size > 1; });
   moe(s.field("moe_grouped_gemm", &M::moe_grouped_gemm))
       .doc("run all local experts in one grouped GEMM")
       .effect(Effect::perf)
@@ -500,8 +498,10 @@ void expert_fields(Section<ModelConfig>& s) {
   s.field("moe_shared_expert_overlap", &M::moe_shared_expert_overlap)
       .doc("overlap the computation of the shared expert with the token dispatch")
       .effect(Effect::perf)
-      .unsupported("a shared expert beside the token dispatch")
-      .used_when<Config>("`model.moe_shared_expert_intermediate_size` is set", has_shared_expert);
+      .used_when<Config>(
+          "`model.moe_shared_expert_intermediate_size` is set and `dist.expert_model_parallel_size` is above "
+          "1",
+          [](const Config& c) { return has_shared_expert(c) && c.dist.expert_model_parallel_size > 1; });
   s.field("moe_shared_expert_gate", &M::moe_shared_expert_gate)
       .doc("multiply the output of the shared expert by a learned gate")
       .used_when<Config>("`model.moe_shared_expert_intermediate_size` is set", has_shared_expert);

@@ -1,0 +1,199 @@
+#include "nn/token_dispatcher.hpp"
+
+#include <string>
+#include <utility>
+
+#include "comm/channel.hpp"
+#include "ops/row_exchange.hpp"
+
+namespace capstan::nn {
+
+namespace {
+
+using Options = TokenDispatcher::Options;
+
+// tokens: those that are dispatched together. [first, first + experts): the experts that get rows.
+ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, int64_t first,
+                                            int64_t experts) {
+  return {
+      .first_expert = first,
+      .experts = experts,
+      .capacity = o.capacity_factor ? ops::expert_capacity(tokens, o.topk, o.experts, *o.capacity_factor) : 0,
+      .policy = o.drop_policy,
+      .pad_to_capacity = o.pad_to_capacity};
+}
+
+// ---- allgather
+
+// The rows of all ranks, of a tensor without a gradient.
+Tensor gathered_rows(const Tensor& x, const ops::TensorParallel& ranks) {
+  if (!ranks.shards_rows()) return x;
+  const Tensor all = Tensor::empty(x.device(), {ranks.size() * x.size(0), x.size(1)}, x.dtype());
+  ranks.group->channel().start(comm::TransferBatch().all_gather(x, all)).wait();
+  return all;
+}
+
+class GatheredTokens final : public TokenDispatch {
+ public:
+  GatheredTokens(const Options& options, const ops::TensorParallel& ranks, Var x, Var probabilities,
+                 ops::ExpertPermutation order)
+      : options_(options),
+        ranks_(ranks),
+        x_(std::move(x)),
+        probabilities_(std::move(probabilities)),
+        order_(std::move(order)) {}
+
+  ExpertInput receive(Tape& tape) override {
+    ExpertInput input{.rows = ops::permute(tape, x_, order_),
+                      .weights = {},
+                      .order = order_,
+                      .expected_rows = x_.size(0) * options_.topk * order_.experts / options_.experts};
+    if (options_.weights_activations)
+      input.weights = ops::permute_probabilities(tape, probabilities_, order_);
+    x_ = Var();
+    return input;
+  }
+  Var combine(Tape& tape, const Var& outputs) override {
+    const Var y =
+        ops::unpermute(tape, outputs, order_, options_.weights_activations ? Var() : probabilities_);
+    return ops::reduce_from_tensor_parallel(tape, y, ranks_);
+  }
+
+ private:
+  const Options& options_;
+  ops::TensorParallel ranks_;
+  // Of all ranks.
+  Var x_, probabilities_;
+  ops::ExpertPermutation order_;
+};
+
+class AllGatherDispatcher final : public TokenDispatcher {
+ public:
+  AllGatherDispatcher(const Parallel& parallel, const Options& options)
+      : options_(options),
+        ranks_{parallel.experts.expert_tensor, parallel.tensor.is_single() || parallel.tensor.shards_rows()},
+        expert_(parallel.shard_ranks().expert) {}
+
+  std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& local,
+                                       const ops::Routing& routing) const override {
+    Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
+    Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
+    const int64_t here = options_.experts / expert_.size;
+    ops::ExpertPermutation order =
+        ops::plan_permutation(tape, gathered_rows(routing.experts, ranks_), probabilities.value,
+                              permutation_options(options_, x.size(0), expert_.rank * here, here));
+    return std::make_unique<GatheredTokens>(options_, ranks_, std::move(x), std::move(probabilities),
+                                            std::move(order));
+  }
+
+ private:
+  const Options options_;
+  // The ranks that gather tokens; rows are sharded over them unless tensor-parallel ranks have the same.
+  const ops::TensorParallel ranks_;
+  const ShardRanks::AxisRank expert_;
+};
+
+// ---- alltoall
+
+// What a layer's transfers have in common.
+struct ExchangeSetup {
+  Options options;
+  ops::ExpertRanks ranks;
+
+  int64_t experts_here() const { return options.experts / comm::ranks_of(ranks.expert); }
+  bool gathers() const { return comm::ranks_of(ranks.tensor) > 1; }
+  std::string purpose(const char* what) const { return what + std::to_string(options.layer); }
+};
+
+class ExchangedTokens final : public TokenDispatch {
+ public:
+  ExchangedTokens(Tape& tape, const ExchangeSetup& setup, const Var& x, const ops::Routing& routing)
+      : setup_(setup), probabilities_(routing.probabilities) {
+    const Options& o = setup.options;
+    const ops::PermutationOptions options = permutation_options(o, x.size(0), 0, o.experts);
+    tokens_ = ops::plan_permutation(tape, routing.experts, probabilities_.value, options);
+    const Tensor sizes = tokens_.sizes();
+    counts_ = o.pad_to_capacity ? ops::equal_counts(sizes, options.capacity, setup.ranks)
+                                : ops::exchange_counts(tape, sizes, tokens_.rows, setup.ranks,
+                                                       setup.purpose("experts of layer "));
+    trim_to(sum_of(counts_.exchanged.sent));
+    order_ = ops::regroup_permutation(tape, counts_.of_experts, sum_of(counts_.gathered));
+    rows_.emplace(tape, ops::permute(tape, x, tokens_), counts_.exchanged, *setup.ranks.expert,
+                  setup.purpose("rows of the experts of layer "));
+    if (o.weights_activations)
+      weights_.emplace(tape, ops::permute_probabilities(tape, probabilities_, tokens_), counts_.exchanged,
+                       *setup.ranks.expert, setup.purpose("probabilities of layer "));
+  }
+
+  ExpertInput receive(Tape& tape) override {
+    ExpertInput input{.rows = rows_->wait(tape), .weights = {}, .order = order_};
+    if (weights_) input.weights = weights_->wait(tape);
+    if (setup_.gathers()) {
+      input.rows = ops::gather_rows(tape, input.rows, counts_.gathered, *setup_.ranks.tensor,
+                                    setup_.purpose("rows of the experts of layer "));
+      if (weights_)
+        input.weights = ops::gather_rows(tape, input.weights, counts_.gathered, *setup_.ranks.tensor,
+                                         setup_.purpose("probabilities of layer "));
+    }
+    if (sorts()) {
+      input.rows = ops::permute(tape, input.rows, order_);
+      if (weights_) input.weights = ops::permute_probabilities(tape, input.weights, order_);
+    }
+    return input;
+  }
+
+  Var combine(Tape& tape, const Var& outputs) override {
+    Var y = sorts() ? ops::unpermute(tape, outputs, order_) : outputs;
+    const std::string purpose = setup_.purpose("outputs of the experts of layer ");
+    if (setup_.gathers()) y = ops::reduce_rows(tape, y, counts_.gathered, *setup_.ranks.tensor, purpose);
+    y = ops::exchange_rows(tape, y, counts_.exchanged.reversed(), *setup_.ranks.expert, purpose);
+    return ops::unpermute(tape, y, tokens_, setup_.options.weights_activations ? Var() : probabilities_);
+  }
+
+ private:
+  static int64_t sum_of(const std::vector<int64_t>& counts) {
+    int64_t sum = 0;
+    for (const int64_t count : counts) sum += count;
+    return sum;
+  }
+  // The host knows the number of rows: those beyond it, which dropped tokens leave, need no memory.
+  void trim_to(int64_t rows) {
+    tokens_.rows = rows;
+    tokens_.slot_of_row = tokens_.slot_of_row.flat_range(0, rows, {rows});
+  }
+  // The rows of one expert are in its order as they arrive.
+  bool sorts() const { return setup_.experts_here() > 1; }
+
+  const ExchangeSetup& setup_;
+  Var probabilities_;
+  // Of this rank's tokens, by all experts.
+  ops::ExpertPermutation tokens_;
+  ops::ExpertRows counts_;
+  // Of the rows of all ranks, by the experts here.
+  ops::ExpertPermutation order_;
+  std::optional<ops::RowExchange> rows_, weights_;
+};
+
+class AllToAllDispatcher final : public TokenDispatcher {
+ public:
+  AllToAllDispatcher(const Parallel& parallel, const Options& options)
+      : setup_{options, {parallel.experts.expert, parallel.experts.tensor}} {}
+
+  std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing) const override {
+    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing);
+  }
+
+ private:
+  const ExchangeSetup setup_;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenDispatcher> make_token_dispatcher(TokenDispatcher::Kind kind, const Parallel& parallel,
+                                                       const TokenDispatcher::Options& options) {
+  if (kind == TokenDispatcher::Kind::alltoall && comm::ranks_of(parallel.experts.expert) > 1)
+    return std::make_unique<AllToAllDispatcher>(parallel, options);
+  return std::make_unique<AllGatherDispatcher>(parallel, options);
+}
+
+}  // namespace capstan::nn

@@ -1,0 +1,81 @@
+// Rows of a matrix that go to other ranks, with numbers that differ from rank to rank. Every rank of the
+// group calls the same operations in the same order. Rows of one rank follow each other, in the order of the
+// ranks; transfers without rows are left out on both sides. Counts have one element for each rank of the
+// group: what a rank sends to another is what that rank receives from it, which exchange_counts() makes
+// known.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "ops/tape.hpp"
+
+namespace capstan::ops {
+
+struct RowCounts {
+  std::vector<int64_t> sent, received;
+
+  // Of the rows that go back.
+  RowCounts reversed() const { return {received, sent}; }
+};
+
+// An exchange of rows whose transfers run beside later operations: between the constructor and wait() in the
+// forward pass, and between the same places in the backward pass, where the gradient goes the other way.
+class RowExchange {
+ public:
+  // x [sum of counts.sent, cols]. purpose: what the rows are, for errors of the transport: "rows of the
+  // experts of layer 3".
+  RowExchange(Tape& tape, const Var& x, RowCounts counts, comm::Communicator& group,
+              const std::string& purpose);
+  // y [sum of counts.received, cols]. Called once.
+  Var wait(Tape& tape);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  Var received_;
+};
+
+// The same without other operations meanwhile.
+Var exchange_rows(Tape& tape, const Var& x, const RowCounts& counts, comm::Communicator& group,
+                  const std::string& purpose);
+
+// y [sum of counts, cols]: the rows of all ranks, of which this rank has counts[its rank]. Gradient:
+// reduce_rows().
+Var gather_rows(Tape& tape, const Var& x, const std::vector<int64_t>& counts, comm::Communicator& group,
+                const std::string& purpose);
+// y [counts[its rank], cols]: the sum over the ranks of their x [sum of counts, cols], in rank order and in
+// fp32, of which each rank gets its rows. Gradient: gather_rows().
+Var reduce_rows(Tape& tape, const Var& x, const std::vector<int64_t>& counts, comm::Communicator& group,
+                const std::string& purpose);
+
+// How many rows the experts of each rank get from the tokens of each other.
+struct ExpertRows {
+  // Between the ranks of the `expert` group.
+  RowCounts exchanged;
+  // Rows that each rank of the `tensor` group has received; one element without such a group.
+  std::vector<int64_t> gathered;
+  // i64 [tensor ranks * expert ranks, experts here]: the order in which gathered rows lie.
+  Tensor of_experts;
+};
+
+// The ranks over which experts are sharded; null: one rank.
+struct ExpertRanks {
+  // Ranks that hold different experts; several.
+  comm::Communicator* expert = nullptr;
+  // Ranks that hold different parts of the width of the same experts.
+  comm::Communicator* tensor = nullptr;
+};
+
+// Exchanges sizes i64 [experts]: the rows that this rank has for each expert of all ranks. The host waits for
+// the device, once. In a recomputed region the counts of the first pass are used again. On the meta device
+// the load is equal: `rows` rows over all experts. purpose: "experts of layer 3". ErrorCode::rank_failure
+// names a rank that announces an impossible count.
+ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertRanks& ranks,
+                           const std::string& purpose);
+// Where each rank has `capacity` rows for each expert (sizes as above), so that the host need not wait.
+ExpertRows equal_counts(const Tensor& sizes, int64_t capacity, const ExpertRanks& ranks);
+
+}  // namespace capstan::ops
