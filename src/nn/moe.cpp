@@ -11,10 +11,11 @@ namespace capstan::nn {
 Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options), parallel_(parameters.parallel()), layer_(path.layer) {
   const bool rows_are_sharded = parallel_.tensor.shards_rows();
-  CAPSTAN_ASSERT(parallel_.tensor.is_single() || rows_are_sharded ||
-                     (comm::ranks_of(parallel_.experts.expert) == 1 &&
-                      comm::ranks_of(parallel_.experts.tensor) == parallel_.tensor.size()),
-                 "tokens that several tensor-parallel ranks route");
+  CAPSTAN_ASSERT(
+      parallel_.tensor.is_single() || rows_are_sharded ||
+          (comm::ranks_of(parallel_.experts.expert) == 1 &&
+           comm::ranks_of(parallel_.experts.tensor) == parallel_.tensor.size()),
+      "without sequence parallelism, experts must be sharded over exactly the tensor-parallel ranks");
   ParamSpec router = path.inside("router").spec("weight", {options.experts, options.hidden}, options.init);
   router.partial_over_tensor = rows_are_sharded;
   router_ = &parameters.add(std::move(router));
@@ -113,8 +114,8 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
                                               ? kernels::TokenSegments{context.batch, context.seq, first_row}
                                               : ops::one_segment(rows);
   Tensor chosen = experts;
-  // The groups do not limit what is counted.
-  if (options_.router.groups > 0) {
+  // As in Megatron, the loss counts choices without the group limit.
+  if (options_.router.groups > 1) {
     ops::RouterOptions unlimited = options_.router;
     unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
     chosen = ops::choose_experts(tape, logits.value, unlimited);

@@ -1,5 +1,6 @@
 #include "nn/token_dispatcher.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -25,11 +26,14 @@ ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, in
 
 // ---- allgather
 
-// The rows of all ranks, of a tensor without a gradient.
-Tensor gathered_rows(const Tensor& x, const ops::TensorParallel& ranks) {
-  if (!ranks.shards_rows()) return x;
-  const Tensor all = Tensor::empty(x.device(), {ranks.size() * x.size(0), x.size(1)}, x.dtype());
-  ranks.group->channel().start(comm::TransferBatch().all_gather(x, all)).wait();
+// The experts that the tokens of all ranks have chosen.
+Tensor gather_choices(const StepContext& context, const Tensor& experts, const ops::TensorParallel& ranks) {
+  if (!ranks.shards_rows()) return experts;
+  TraceScope scope(context, 'C', "gather of chosen experts");
+  const Tensor all =
+      Tensor::empty(context.device, {ranks.size() * experts.size(0), experts.size(1)}, experts.dtype());
+  ranks.group->channel().start(comm::TransferBatch().all_gather(experts, all)).wait();
+  scope.end();
   return all;
 }
 
@@ -47,7 +51,8 @@ class GatheredTokens final : public TokenDispatch {
     ExpertInput input{.rows = ops::permute(tape, x_, order_),
                       .weights = {},
                       .order = order_,
-                      .expected_rows = x_.size(0) * options_.topk * order_.experts / options_.experts};
+                      .expected_rows = std::max<int64_t>(
+                          1, x_.size(0) * options_.topk * order_.experts / options_.experts)};
     if (options_.weights_activations)
       input.weights = ops::permute_probabilities(tape, probabilities_, order_);
     x_ = Var();
@@ -79,9 +84,9 @@ class AllGatherDispatcher final : public TokenDispatcher {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
     const int64_t here = options_.experts / expert_.size;
-    ops::ExpertPermutation order =
-        ops::plan_permutation(tape, gathered_rows(routing.experts, ranks_), probabilities.value,
-                              permutation_options(options_, x.size(0), expert_.rank * here, here));
+    ops::ExpertPermutation order = ops::plan_permutation(
+        tape, gather_choices(tape.context(), routing.experts, ranks_), probabilities.value,
+        permutation_options(options_, x.size(0), expert_.rank * here, here));
     return std::make_unique<GatheredTokens>(options_, ranks_, std::move(x), std::move(probabilities),
                                             std::move(order));
   }
