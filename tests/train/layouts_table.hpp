@@ -33,6 +33,14 @@ struct Layout {
 // No token is dropped: an expert has room for all tokens of a rank.
 #define PADDED "model.moe_expert_capacity_factor=2 model.moe_pad_expert_input_to_capacity=true"
 #define BESIDE_SHARED "model.moe_shared_expert_overlap=true "
+// Losses of each sequence; routers with sigmoid scores and groups, or with a softmax over all experts; biases,
+// after which the probabilities weight the outputs.
+#define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
+#define IN_GROUPS \
+  "model.moe_router_score_function=sigmoid model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
+#define EXPERT_BIASES \
+  "model.moe_router_pre_softmax=true model.add_mlp_bias=true " \
+  "model.moe_shared_expert_intermediate_size=null model.moe_shared_expert_gate=false "
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
 #define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
 inline constexpr Layout kLayouts[] = {
@@ -201,6 +209,17 @@ inline constexpr Layout kLayouts[] = {
     {4, false, "moe_four", EXCHANGED("2") "dist.pp=2 " ZB_H1},
     {4, false, "moe_four", EXCHANGED("2") "dist.tp=2 dist.cp=2 dist.sp=true dist.etp=1"},
     {8, false, "moe_four", EXCHANGED("2") "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim_grads"},
+    // Other losses, routers, schedules and optimizers.
+    {2, false, "moe", "dist.tp=2 dist.sp=true dist.etp=1 " OF_SEQUENCES},
+    {2, false, "moe", "dist.cp=2 " OF_SEQUENCES},
+    {2, false, "moe", "dist.pp=2 " ZB_V},
+    {2, false, "moe", SHARD "optim " OFFLOAD("2")},
+    {2, false, "moe", FP16},
+    {2, false, "moe_four", EP("2") IN_GROUPS SHARD "optim"},
+    {2, false, "moe_muon", EP("2") SHARD "optim ddp.bucket_size=2000"},
+    {2, false, "moe_four", EP("2") EXPERT_BIASES},
+    {2, false, "moe_four", EXCHANGED("2") EXPERT_BIASES},
+    {4, false, "moe_four", EXCHANGED("2") IN_GROUPS OF_SEQUENCES "dist.cp=2 dist.tp=2 dist.sp=true dist.etp=1"},
     // Latent attention, with compressed queries and without, and adapters in every parallel state.
     {2, true, "latent", "dist.tp=2 dist.sp=true"},
     {2, false, "latent", "dist.tp=2 " DROP},
