@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What each way to recompute costs and saves, as a table: peak memory of a step, measured and estimated, and
-# the step's time against that of the step which keeps everything. Times are counted in matrix products that
-# the machine did at the same moments, so that what else runs there weighs on neither side.
+# A table of the ways to recompute: peak memory of a step, measured and estimated, and the step's time
+# relative to a step that recomputes nothing. Times are measured in matrix products that the machine did at
+# the same moments, so that other programs affect both sides alike.
 #
 #   bench/recompute.sh [RECIPE a.b=c …]        CAPSTAN=build/release/capstan
 set -euo pipefail

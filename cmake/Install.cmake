@@ -1,4 +1,4 @@
-# What `cmake --install` gives to other programs: the headers of include/, one static library `libcapstan.a`
+# `cmake --install` installs for other programs: the headers of include/, one static library `libcapstan.a`
 # with all modules, a CMake package (find_package(capstan), target capstan::capstan) and a pkg-config file.
 # Component `library` is everything here. An installation without --component skips it if the library has not
 # been built, as in a tree in which only the program was built. The program installs itself (src/cli).

@@ -52,7 +52,7 @@ struct Operand {
   Operand(In x) : data(x.data), dtype(x.dtype) {}  // NOLINT: an implicit conversion on purpose
 };
 
-// The array from an element on. Types of whole bytes; scales are left out.
+// The array from an element on, without scales. For types whose elements are one or more bytes.
 inline In from_element(const Operand& x, int64_t element) {
   return {static_cast<const std::byte*>(x.data) + element * size_of(x.dtype), x.dtype};
 }

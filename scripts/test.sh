@@ -208,7 +208,8 @@ if [ "$full" = yes ]; then
   build asan
   stage "tests: asan"
   tests asan -LE "slow|ranks"
-  # What Open MPI leaves behind lies in modules that are unloaded by then: no suppression can name it.
+  # The memory that Open MPI does not free belongs to modules that are unloaded by then: no suppression can
+  # name it.
   ASAN_OPTIONS="${ASAN_OPTIONS/detect_leaks=1/detect_leaks=0}" tests asan -L ranks -LE slow
 
   stage "build: tsan"

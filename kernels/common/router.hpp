@@ -1,32 +1,24 @@
 // Formulas of the router that devices share.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "base/host_device.hpp"
+#include "kernels/common/sort_key.hpp"
 #include "kernels/router.hpp"
 
 namespace capstan::kernels {
 
-// Added to sums that divide.
+// Added to a denominator.
 inline constexpr float kRouterEpsilon = 1e-20f;
 
-// Ascending keys are descending scores, of equal ones ascending indices. NaN comes before all numbers. A key
-// is never 0.
+// The sort key of an expert, or of a group: the highest score first (sort_key.hpp). Never 0.
 CAPSTAN_HOST_DEVICE inline uint64_t choice_key(float score, int64_t index) {
-  // -0 and 0 have the same key.
-  const uint32_t bits = score == 0 ? 0 : std::bit_cast<uint32_t>(score);
-  const uint32_t rising = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(~rising) << 32 | static_cast<uint64_t>(index + 1);
+  return sort_key(score, index + 1);
 }
 CAPSTAN_HOST_DEVICE inline int64_t index_of_choice(uint64_t key) {
-  return static_cast<int64_t>(key & 0xFFFFFFFF) - 1;
-}
-CAPSTAN_HOST_DEVICE inline float score_of_choice(uint64_t key) {
-  const uint32_t rising = ~static_cast<uint32_t>(key >> 32);
-  return std::bit_cast<float>((rising >> 31) != 0 ? rising & 0x7FFFFFFFu : ~rising);
+  return index_of_key(key) - 1;
 }
 
 // The largest logit, and the sum of e^(logit - largest).

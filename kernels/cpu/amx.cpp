@@ -35,7 +35,7 @@ constexpr int64_t kTileWork = int64_t{1} << 23;
 constexpr int64_t kTiles = 32;
 // Results larger than this leave the caches before they are read: non-temporal stores save reading their
 // cache lines.
-constexpr int64_t kStreamed = int64_t{4} << 20;
+constexpr int64_t kMinNontemporalBytes = int64_t{4} << 20;
 
 struct Plan {
   int64_t chunk_k, chunk_n, rows, cols;
@@ -137,9 +137,9 @@ CAPSTAN_AMX_CALLED void store_non_temporal(const float* sums, int64_t stride, in
     }
   }
 }
-bool streams(const GemmShape& s, Out out, float beta) {
+bool uses_nontemporal_stores(const GemmShape& s, Out out, float beta) {
   const int64_t size = size_of(out.dtype);
-  return beta == 0 && s.m * s.n * size >= kStreamed && s.ldc * size % 64 == 0 &&
+  return beta == 0 && s.m * s.n * size >= kMinNontemporalBytes && s.ldc * size % 64 == 0 &&
          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
 }
 
@@ -180,7 +180,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
   auto* c_copy = reinterpret_cast<float*>(workspace.shared<std::byte>() + sizes.b);
   for (int worker = 0; worker < c.pool->size(); ++worker) workspace.worker<PackedRows>(worker)->row = -1;
 
-  const bool streamed = streams(s, out, beta) && (sizes.copy || p.chunk_k == s.k);
+  const bool nontemporal = uses_nontemporal_stores(s, out, beta) && (sizes.copy || p.chunk_k == s.k);
   // Columns whose rows are two cache lines.
   const int64_t together = out.dtype == DType::f32 ? kPanel : 2 * kPanel;
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
@@ -220,7 +220,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
                 std::copy_n(copy + r * n + q * kPanel, std::min(kPanel, width - q * kPanel),
                             sums + q * sums_apart + r * kPanel);
           }
-          if (streamed && width == together)
+          if (nontemporal && width == together)
             store_non_temporal(sums, sums_apart, rows, out, at, s.ldc);
           else
             write(sums, sums_apart, rows, width, k0 == 0 || sizes.copy ? beta : 1.0f, out, at, s.ldc);

@@ -1,10 +1,10 @@
 // Softmax cross-entropy over rows of logits.
 #include "kernels/cross_entropy.hpp"
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "kernels/common/cross_entropy.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/targets.hpp"
@@ -76,10 +76,6 @@ HWY_INLINE float sum_exp_of_row(const Array<T>& x, int64_t at, int64_t cols, flo
 template <class T>
 HWY_INLINE float target_of_row(const Array<T>& x, int64_t at, int64_t cols, int64_t label) {
   return label >= 0 && label < cols ? value_at(x, at + label) : 0.0f;
-}
-
-float loss_of_row(float max, float sum_exp, float target) {
-  return std::log(sum_exp) + (max - target);
 }
 
 // The inputs of a row's gradient, and the number of logits including padding.

@@ -23,7 +23,7 @@ inline constexpr int kMr = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 inline constexpr int kNv = 3;
 inline constexpr int64_t kNr = kNv * kStep;
 // k of one pass: a panel of B (36 or 48 KiB) about fills the L1 cache, through which panels of A are
-// streamed.
+// read.
 inline constexpr int64_t kKc = HWY_TARGET == HWY_AVX3 ? 256 : 384;
 
 using D4 = hn::Full128<float>;

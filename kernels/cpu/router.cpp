@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 
 // The values of one token's experts, and after them those that fill the last vector.
 struct ExpertValues {
-  HWY_ALIGN float v[kMostExperts + kLanes];
+  HWY_ALIGN float v[kMaxExperts + kLanes];
 
   HWY_INLINE void read(const float* from, int64_t n, float padding) {
     std::copy(from, from + n, v);
@@ -80,12 +80,12 @@ HWY_INLINE void choice_scores(const RouterShape& r, const float* logits, const f
 // The groups of which a token may choose experts, a bit for each.
 HWY_INLINE uint64_t allowed_groups(const RouterShape& r, const float* scores) {
   const int64_t size = r.experts / r.groups;
-  uint64_t keys[kMostExperts], groups[kMostExpertGroups];
+  uint64_t keys[kMaxExperts], groups[kMaxGroups];
   for (int64_t g = 0; g < r.groups; ++g) {
     for (int64_t i = 0; i < size; ++i) keys[i] = choice_key(scores[g * size + i], i);
     std::partial_sort(keys, keys + r.group_best, keys + size);
     float sum = 0;
-    for (int64_t i = 0; i < r.group_best; ++i) sum += score_of_choice(keys[i]);
+    for (int64_t i = 0; i < r.group_best; ++i) sum += number_of_key(keys[i]);
     groups[g] = choice_key(sum, g);
   }
   std::partial_sort(groups, groups + r.group_topk, groups + r.groups);
@@ -97,7 +97,7 @@ HWY_INLINE uint64_t allowed_groups(const RouterShape& r, const float* scores) {
 HWY_INLINE void choose_row(const RouterShape& r, const float* scores, int32_t* experts) {
   const uint64_t allowed = r.groups > 1 ? allowed_groups(r, scores) : ~uint64_t{0};
   const int64_t size = r.groups > 1 ? r.experts / r.groups : r.experts;
-  uint64_t keys[kMostExperts];
+  uint64_t keys[kMaxExperts];
   int64_t n = 0;
   for (int64_t e = 0; e < r.experts; ++e)
     if ((allowed >> (e / size) & 1) != 0) keys[n++] = choice_key(scores[e], e);
@@ -170,14 +170,14 @@ void count(Context& c, const int32_t* experts, int64_t tokens, int64_t topk, Tok
 
 // ---- losses
 
-// q: the shares of all experts in a token, for load balancing.
-HWY_INLINE void shares(const RouterLoss& l, const float* logits, ExpertValues& q) {
+// q = the probabilities of all experts for one token, for load balancing.
+HWY_INLINE void balance_probabilities(const RouterLoss& l, const float* logits, ExpertValues& q) {
   if (l.score == RouterScore::sigmoid)
     multiply(q, l.experts, 1.0f / (sigmoids(logits, l.experts, q) + kRouterEpsilon));
   else
     multiply(q, l.experts, 1.0f / exponentials(logits, l.experts, q).sum);
 }
-HWY_INLINE float product_with(const ExpertValues& q, const float* counts, int64_t n) {
+HWY_INLINE float dot(const ExpertValues& q, const float* counts, int64_t n) {
   VF sum = hn::Zero(DF());
   for (int64_t i = 0; i < n; i += kStep)
     sum = hn::MulAdd(load(q.v + i), load_part(counts + i, std::min(kStep, n - i)), sum);
@@ -198,8 +198,8 @@ void loss(Context& c, RouterLoss l, const float* logits, const float* counts, fl
         const float lse = log_sum_exp(row, l.experts, q);
         values[t] = l.factor * lse * lse;
       } else {
-        shares(l, row, q);
-        values[t] = l.factor * product_with(q, counts + segment_of(l.segments, t) * l.experts, l.experts);
+        balance_probabilities(l, row, q);
+        values[t] = l.factor * dot(q, counts + segment_of(l.segments, t) * l.experts, l.experts);
       }
     }
   });
@@ -213,8 +213,8 @@ HWY_INLINE void balance_gradient(const RouterLoss& l, const float* logits, const
   if (l.score == RouterScore::sigmoid)
     by = 1.0f / (sigmoids(logits, l.experts, q) + kRouterEpsilon);
   else
-    shares(l, logits, q);
-  const float product = product_with(q, counts, l.experts) * by;
+    balance_probabilities(l, logits, q);
+  const float product = dot(q, counts, l.experts) * by;
   for (int64_t i = 0; i < l.experts; i += kStep) {
     const int64_t n = std::min(kStep, l.experts - i);
     const VF s = load(q.v + i);

@@ -28,7 +28,7 @@ template <class T>
 __global__ void row_lengths_kernel(RowLengths<T> l) {
   constexpr int kSize = kGroup<T>;
   // Number of squares that are summed in fp32 before they are added to the double sum.
-  constexpr int kMostSquares = 64;
+  constexpr int kMaxSquares = 64;
   const int64_t j = block_index(), step = block_threads() * kSize, begin = j * l.rank;
   double total = 0;
   float squares = 0;
@@ -36,7 +36,7 @@ __global__ void row_lengths_kernel(RowLengths<T> l) {
   for (int64_t i = int64_t{thread_index()} * kSize; i < l.in; i += step) {
     const auto group = l.w.load(j * l.in + i, l.in - i);
     for (int k = 0; k < kSize; ++k) squares += group[k] * group[k];
-    if ((count += kSize) >= kMostSquares) {
+    if ((count += kSize) >= kMaxSquares) {
       total += static_cast<double>(squares);
       squares = 0;
       count = 0;
@@ -102,7 +102,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kWarp* kWarp, 1)
   CAPSTAN_SHARED(double, sums, kWarp* kWarp);
   constexpr int kSize = kGroup<T>, kLanes = kWarp / kSize;
   // Number of products that are summed in fp32 before they are added to the double sum.
-  constexpr int kMostProducts = 64;
+  constexpr int kMaxProducts = 64;
   const int64_t first = block_index() * kWarp, j = first + thread_index() % kLanes * kSize;
   double totals[kSize] = {};
   Group<kSize> products = {};
@@ -114,7 +114,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kWarp* kWarp, 1)
   for (int64_t r = thread_index() / kLanes; j < columns && r < rows; r += block_threads() / kLanes) {
     const auto a = dy.load(r * columns + j, columns - j), b = u.load(r * columns + j, columns - j);
     for (int k = 0; k < kSize; ++k) products[k] += a[k] * b[k];
-    if (++count % kMostProducts == 0) flush();
+    if (++count % kMaxProducts == 0) flush();
   }
   flush();
   for (int k = 0; k < kSize; ++k) {

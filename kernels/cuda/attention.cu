@@ -23,7 +23,7 @@ bool supports(Context& c, const AttentionShape& s, std::initializer_list<In> of_
     refuse(c, "attention needs q, k and v of one type");
     return false;
   }
-  if (std::max(s.qk_dim, s.v_dim) > kMostHeadSize) {
+  if (std::max(s.qk_dim, s.v_dim) > kMaxHeadSize) {
     refuse(c, "attention with heads of more than 256 elements");
     return false;
   }

@@ -78,7 +78,7 @@ inline AttentionCall call_of(const AttentionBlock& a, const HeadsIn& q, const He
 }
 
 // Largest supported head size.
-inline constexpr int64_t kMostHeadSize = 256;
+inline constexpr int64_t kMaxHeadSize = 256;
 
 struct ForwardCall {
   AttentionCall c;

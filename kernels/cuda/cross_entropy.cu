@@ -3,6 +3,7 @@
 // cache holds the rows that are being processed, else 3 e + g.
 #include "kernels/cross_entropy.hpp"
 
+#include "kernels/common/cross_entropy.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/families.hpp"
 
@@ -10,7 +11,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
 
-constexpr int kMostThreads = 512;
+constexpr int kMaxThreads = 512;
 
 __device__ float capped(float x, float cap) {
   return cap * std::tanh(x / cap);
@@ -59,10 +60,6 @@ __device__ float sum_exp_of_row(const Array<T>& x, int64_t at, int64_t cols, flo
 template <class T>
 __device__ float target_of_row(const Array<T>& x, int64_t at, int64_t cols, int64_t label) {
   return label >= 0 && label < cols ? x.at(at + label) : 0.0f;
-}
-
-__device__ float loss_of_row(float max, float sum_exp, float target) {
-  return std::log(sum_exp) + (max - target);
 }
 
 // The inputs of a row's gradient, and the number of logits including padding.
@@ -121,8 +118,8 @@ __global__ void row_max_kernel(Array<T> x, int64_t cols, int64_t row_stride, flo
 void row_max(Context& c, In logits, int64_t rows, int64_t cols, int64_t row_stride, float* out) {
   by_type({logits}, [&](auto type) {
     using T = decltype(type);
-    launch(c, {rows, threads_for(cols, kGroup<T>, kMostThreads)}, row_max_kernel<T>, array_of<T>(logits),
-           cols, row_stride, out);
+    launch(c, {rows, threads_for(cols, kGroup<T>, kMaxThreads)}, row_max_kernel<T>, array_of<T>(logits), cols,
+           row_stride, out);
   });
 }
 
@@ -139,7 +136,7 @@ void row_sums(Context& c, In logits, const int32_t* labels, const float* max, in
               int64_t row_stride, int64_t first_col, float* sum_exp, float* target) {
   by_type({logits}, [&](auto type) {
     using T = decltype(type);
-    launch(c, {rows, threads_for(cols, kGroup<T>, kMostThreads)}, row_sums_kernel<T>, array_of<T>(logits),
+    launch(c, {rows, threads_for(cols, kGroup<T>, kMaxThreads)}, row_sums_kernel<T>, array_of<T>(logits),
            labels, max, cols, row_stride, first_col, sum_exp, target);
   });
 }
@@ -170,7 +167,7 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
   by_types(logits, dlogits, [&](auto type, auto gradient_type) {
     using T = decltype(type);
     using D = decltype(gradient_type);
-    launch(c, {rows, threads_for(cols, kGroup<T>, kMostThreads)}, logits_backward_kernel<T, D>,
+    launch(c, {rows, threads_for(cols, kGroup<T>, kMaxThreads)}, logits_backward_kernel<T, D>,
            array_of<T>(logits), labels, max, sum_exp, weight, cols, row_stride, first_col, cap,
            array_of<D>(dlogits), dlogits_stride);
   });
@@ -201,7 +198,7 @@ void full(Context& c, Out logits, const int32_t* labels, const float* weight, in
   by_types(logits, dlogits ? dlogits : logits, [&](auto type, auto gradient_type) {
     using T = decltype(type);
     using D = decltype(gradient_type);
-    launch(c, {rows, threads_for(cols, kGroup<T>, kMostThreads)}, full_loss_kernel<T, D>, array_of<T>(logits),
+    launch(c, {rows, threads_for(cols, kGroup<T>, kMaxThreads)}, full_loss_kernel<T, D>, array_of<T>(logits),
            labels, weight, cols, row_stride, cap, losses, array_of<D>(dlogits), dlogits_stride);
   });
 }

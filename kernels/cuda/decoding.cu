@@ -7,6 +7,7 @@
 #include "kernels/decoding.hpp"
 
 #include "base/philox.hpp"
+#include "kernels/common/sort_key.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/sort.hpp"
@@ -32,21 +33,7 @@ void advance(Context& c, int32_t* past, int64_t tokens) {
   launch(c, {1, kWarp}, advance_kernel, past, static_cast<int32_t>(tokens));
 }
 
-// ---- sort keys of candidates: ascending keys are descending logits, then ascending token ids
-
-__device__ SortKey candidate_key(float logit, int64_t id) {
-  // -0 and 0 have the same key.
-  const uint32_t bits = logit == 0 ? 0 : std::bit_cast<uint32_t>(logit);
-  const uint32_t rising = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<SortKey>(~rising) << 32 | static_cast<SortKey>(id);
-}
-__device__ float logit_of(SortKey key) {
-  const uint32_t rising = ~static_cast<uint32_t>(key >> 32);
-  return std::bit_cast<float>((rising >> 31) != 0 ? rising & 0x7FFFFFFFu : ~rising);
-}
-__device__ int32_t id_of(SortKey key) {
-  return static_cast<int32_t>(key & 0xFFFFFFFF);
-}
+// ---- candidates: logits with their token ids, by sort_key
 
 struct SmallerKey {
   __device__ SortKey operator()(SortKey a, SortKey b) const { return a < b ? a : b; }
@@ -54,11 +41,15 @@ struct SmallerKey {
 // Smaller than the key of every finite logit.
 constexpr SortKey kNotFinite = 0;
 
+__device__ int32_t token_id(SortKey key) {
+  return static_cast<int32_t>(index_of_key(key));
+}
+
 struct LogitRows {
   Array<float> x;
   int64_t cols, row_stride;
   __device__ SortKey key(int64_t row, int64_t i) const {
-    return i < cols ? candidate_key(x.at(row * row_stride + i), i) : kPaddingKey;
+    return i < cols ? sort_key(x.at(row * row_stride + i), i) : kPaddingKey;
   }
 };
 
@@ -70,11 +61,11 @@ __global__ void argmax_kernel(LogitRows logits, int32_t* tokens) {
     const auto group = logits.x.load(block_index() * logits.row_stride + i, logits.cols - i);
     for (int k = 0; k < kSize && i + k < logits.cols; ++k) {
       const bool finite = std::fabs(group[k]) < INFINITY;
-      first = SmallerKey()(finite ? candidate_key(group[k], i + k) : kNotFinite, first);
+      first = SmallerKey()(finite ? sort_key(group[k], i + k) : kNotFinite, first);
     }
   }
   first = block_reduce(first, kPaddingKey, SmallerKey());
-  if (thread_index() == 0) tokens[block_index()] = first == kNotFinite ? -1 : id_of(first);
+  if (thread_index() == 0) tokens[block_index()] = first == kNotFinite ? -1 : token_id(first);
 }
 
 struct MakeCandidates {
@@ -128,12 +119,12 @@ struct Candidates {
 __global__ void weights_kernel(Candidates c, double temperature) {
   const int64_t row = block_index() / c.tiles, tile = block_index() % c.tiles;
   const SortKey* keys = c.keys + row * c.row_keys;
-  const auto top = static_cast<double>(logit_of(keys[0]));
+  const auto top = static_cast<double>(number_of_key(keys[0]));
   double sum = 0;
   for (int k = 0; k < kSumEach; ++k) {
     const int64_t i = c.first_in(tile) + k;
     if (i >= c.count) break;
-    const double weight = std::exp((static_cast<double>(logit_of(keys[i])) - top) / temperature);
+    const double weight = std::exp((static_cast<double>(number_of_key(keys[i])) - top) / temperature);
     c.weights[row * c.count + i] = weight;
     sum += weight;
   }
@@ -214,7 +205,7 @@ __global__ void sample_kernel(Candidates c, SamplingOptions options, const int32
   const double limit = uniform_at(key, static_cast<uint64_t>(row)) * last.sum;
   const int64_t sampled = find_prefix(c, row, limit, false).candidate;
   if (thread_index() == 0)
-    tokens[row] = id_of(c.keys[row * c.row_keys + (sampled < last.candidate ? sampled : last.candidate)]);
+    tokens[row] = token_id(c.keys[row * c.row_keys + (sampled < last.candidate ? sampled : last.candidate)]);
 }
 
 // ---- the steps of sampling

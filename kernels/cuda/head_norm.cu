@@ -13,7 +13,7 @@ namespace {
 // Largest number of floats of shared memory for the gradients of gamma; the rest is for reductions.
 constexpr int64_t kRowFloats = (int64_t{224} << 10) / static_cast<int64_t>(sizeof(float));
 // Largest number of partial rows of the gradients of gamma.
-constexpr int64_t kMostGradientBlocks = 256;
+constexpr int64_t kMaxGradientBlocks = 256;
 
 enum class QkvSlice : uint8_t { queries, key, value };
 // The slice of packed QKV to which an element belongs, and its index in the gamma of all queries or keys.
@@ -214,7 +214,7 @@ __global__ void head_gamma_kernel(QkvRow row, const float* partials, int64_t blo
 }
 
 int64_t gradient_block(const HeadNormShape& s) {
-  return std::max<int64_t>(1, ceil_div(s.rows, kMostGradientBlocks));
+  return std::max<int64_t>(1, ceil_div(s.rows, kMaxGradientBlocks));
 }
 WorkspaceSize backward_workspace(HeadNormShape s, bool parameter_gradients) {
   if (s.rows <= 0 || !parameter_gradients) return {};

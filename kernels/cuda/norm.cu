@@ -18,7 +18,7 @@ int64_t shared_floats() {
   return static_cast<int64_t>((most_shared_bytes() - kForReductions) / sizeof(float));
 }
 // Partial rows of the gradients of gamma and beta, at most.
-constexpr int64_t kMostPartials = 256;
+constexpr int64_t kMaxPartials = 256;
 
 template <class T>
 struct ForwardNorm {
@@ -245,7 +245,7 @@ __global__ void norm_gradients_kernel(const float* partials, int64_t blocks, int
 }
 
 int64_t backward_block(const NormRows& rows) {
-  return std::max<int64_t>(1, ceil_div(rows.rows, kMostPartials));
+  return std::max<int64_t>(1, ceil_div(rows.rows, kMaxPartials));
 }
 WorkspaceSize backward_workspace(NormRows rows, bool parameter_gradients) {
   if (rows.rows <= 0 || !parameter_gradients) return {};

@@ -12,7 +12,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 namespace {
 
 // Partial rows of the gradients of the weights, at most.
-constexpr int64_t kMostPartials = 256;
+constexpr int64_t kMaxPartials = 256;
 
 // Queries or keys.
 template <class T>
@@ -236,7 +236,7 @@ __global__ void add_rope_partials_kernel(const float* partials, int64_t blocks, 
 }
 
 int64_t backward_block(const RopeShape& s) {
-  return std::max<int64_t>(1, ceil_div(s.rows, kMostPartials));
+  return std::max<int64_t>(1, ceil_div(s.rows, kMaxPartials));
 }
 WorkspaceSize backward_workspace(RopeShape s, bool weight_gradients) {
   if (!weight_gradients || s.norm == QkNorm::none || s.rows <= 0) return {};

@@ -57,13 +57,13 @@ struct ChoiceScores {
 // The groups with the highest sums of their best scores, a bit for each; the same in all lanes.
 __device__ uint64_t allowed_groups(const RouterShape& r, const ChoiceScores& all) {
   // Keys of groups lane and lane + kWarp.
-  uint64_t keys[kMostExpertGroups / kWarp] = {kNoChoice, kNoChoice};
+  uint64_t keys[kMaxGroups / kWarp] = {kNoChoice, kNoChoice};
   for (int64_t g = 0; g < r.groups; ++g) {
     float sum = 0;
     uint64_t key = 0;
     for (int64_t i = 0; i < r.group_best; ++i) {
       key = all.next(key, g * all.size, (g + 1) * all.size);
-      sum += score_of_choice(key);
+      sum += number_of_key(key);
     }
     if (g % kWarp == lane_index()) keys[g / kWarp] = choice_key(sum, g);
   }
@@ -165,8 +165,8 @@ void count(Context& c, const int32_t* experts, int64_t tokens, int64_t topk, Tok
 
 // ---- losses
 
-// The shares of the experts in one token, for load balancing: value(e) / sum.
-struct ExpertShares {
+// The probabilities of all experts for one token, for load balancing: value(e) * inverse.
+struct BalanceProbabilities {
   RouterScore score;
   const float* logits;
   SoftmaxSums sums;
@@ -176,8 +176,8 @@ struct ExpertShares {
     return score == RouterScore::sigmoid ? logistic(logits[e]) : std::exp(logits[e] - sums.largest);
   }
 };
-__device__ ExpertShares expert_shares(const RouterLoss& l, const float* logits) {
-  ExpertShares q{l.score, logits, {}, 0};
+__device__ BalanceProbabilities balance_probabilities(const RouterLoss& l, const float* logits) {
+  BalanceProbabilities q{l.score, logits, {}, 0};
   if (l.score == RouterScore::sigmoid) {
     float sum = 0;
     for (int64_t e = lane_index(); e < l.experts; e += kWarp) sum += logistic(logits[e]);
@@ -188,7 +188,7 @@ __device__ ExpertShares expert_shares(const RouterLoss& l, const float* logits) 
   }
   return q;
 }
-__device__ float product_with(const ExpertShares& q, const float* counts, int64_t n) {
+__device__ float dot(const BalanceProbabilities& q, const float* counts, int64_t n) {
   float sum = 0;
   for (int64_t e = lane_index(); e < n; e += kWarp) sum += q.value(e) * counts[e];
   return warp_sum(sum) * q.inverse;
@@ -204,8 +204,7 @@ __global__ void router_loss_kernel(RouterLoss l, const float* logits, const floa
     const float lse = sums.largest + std::log(sums.sum);
     value = lse * lse;
   } else {
-    value =
-        product_with(expert_shares(l, row), counts + segment_of(l.segments, token) * l.experts, l.experts);
+    value = dot(balance_probabilities(l, row), counts + segment_of(l.segments, token) * l.experts, l.experts);
   }
   if (lane_index() == 0) values[token] = l.factor * value;
 }
@@ -226,9 +225,9 @@ __global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, c
     for (int64_t e = lane_index(); e < l.experts; e += kWarp) to[e] = softmax_value(row[e], sums) * factor;
     return;
   }
-  const ExpertShares q = expert_shares(l, row);
+  const BalanceProbabilities q = balance_probabilities(l, row);
   const float* own = counts + segment_of(l.segments, token) * l.experts;
-  const float product = product_with(q, own, l.experts);
+  const float product = dot(q, own, l.experts);
   for (int64_t e = lane_index(); e < l.experts; e += kWarp) {
     const float value = q.value(e), d = value * q.inverse * scale * (own[e] - product);
     to[e] = l.score == RouterScore::sigmoid ? d * (1.0f - value) : d;

@@ -438,7 +438,7 @@ Order order() {
 }
 
 void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> kernel) {
-  CAPSTAN_ASSERT(shape.threads > 0 && shape.threads <= kMostThreads && shape.threads % kWarp == 0,
+  CAPSTAN_ASSERT(shape.threads > 0 && shape.threads <= kMaxThreads && shape.threads % kWarp == 0,
                  "a block of " + std::to_string(shape.threads) + " threads");
   CAPSTAN_ASSERT(shape.blocks >= 0 && shape.blocks < int64_t{1} << 31,
                  "a launch of " + std::to_string(shape.blocks) + " blocks");

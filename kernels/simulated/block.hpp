@@ -30,7 +30,7 @@
 namespace capstan::kernels::simulated {
 
 inline constexpr int kWarp = 32;
-inline constexpr int kMostThreads = 1024;
+inline constexpr int kMaxThreads = 1024;
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 
 // Lanes of a warp that wait for each other: those of `mask`, of which `arrived` are there.
@@ -131,9 +131,9 @@ class Block {
   SharedElement& accessed(SharedArray& array, int64_t i, Location at, const char* accesses) const;
   void prepare(const Order& order);
   void finish_thread();
-  void push(int thread) { queue_[queue_end_++ & (2 * kMostThreads - 1)] = static_cast<int16_t>(thread); }
+  void push(int thread) { queue_[queue_end_++ & (2 * kMaxThreads - 1)] = static_cast<int16_t>(thread); }
   // The next thread that can run, or -1.
-  int pop() { return queue_begin_ == queue_end_ ? -1 : queue_[queue_begin_++ & (2 * kMostThreads - 1)]; }
+  int pop() { return queue_begin_ == queue_end_ ? -1 : queue_[queue_begin_++ & (2 * kMaxThreads - 1)]; }
   // Switches from the running thread, which waits, to the next one.
   void suspend(State state, Location at);
   void switch_to(int thread);
@@ -156,15 +156,15 @@ class Block {
   std::exception_ptr error_;
 
   // Threads in the order of this block, and lanes in that of its warps.
-  std::array<int16_t, kMostThreads> order_{};
+  std::array<int16_t, kMaxThreads> order_{};
   int ordered_threads_ = 0;
   Order::Kind ordered_kind_ = Order::Kind::forward;
   // A ring of threads that can run.
-  std::array<int16_t, size_t{2} * kMostThreads> queue_{};
+  std::array<int16_t, size_t{2} * kMaxThreads> queue_{};
   size_t queue_begin_ = 0, queue_end_ = 0;
 
-  std::array<State, kMostThreads> states_{};
-  std::array<Location, kMostThreads> waits_at_{};
+  std::array<State, kMaxThreads> states_{};
+  std::array<Location, kMaxThreads> waits_at_{};
   int returned_ = 0, at_barrier_ = 0;
   Location barrier_;
   // Barriers passed.
@@ -174,13 +174,13 @@ class Block {
   Fiber main_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> free_fibers_;
-  std::array<Fiber*, kMostThreads> fiber_of_{};
+  std::array<Fiber*, kMaxThreads> fiber_of_{};
   Fiber* running_fiber_ = nullptr;
 
   SharedMemory memory_;
   // Asynchronous copies of each thread.
-  std::array<std::vector<Copy>, kMostThreads> copies_;
-  std::array<int, kMostThreads> committed_{};
+  std::array<std::vector<Copy>, kMaxThreads> copies_;
+  std::array<int, kMaxThreads> committed_{};
 };
 
 // The block that runs on this thread of the host.

@@ -9,7 +9,7 @@ namespace capstan::kernels::simulated {
 namespace {
 constexpr int kLanes = 32, kDepth = 16;
 // Largest number of columns of B in one call.
-constexpr int kMostColumns = 256;
+constexpr int kMaxColumns = 256;
 
 template <class T>
 float lower_value(uint32_t pair) {
@@ -60,7 +60,7 @@ void for_row(const MatrixOperands* const* lanes, int m, int row, int columns, co
 template <class T>
 void multiply_matrices(const MatrixOperands* const* lanes, int terms, int m, int n) {
   const int columns = n * 16;
-  float left[16 * kDepth], right[kDepth * kMostColumns], sums[kMostColumns];
+  float left[16 * kDepth], right[kDepth * kMaxColumns], sums[kMaxColumns];
   for (int order = terms - 1; order >= 0; --order)
     for (int i = 0; i <= order; ++i) {
       // A product by zero changes no sum unless the other factor is not finite.

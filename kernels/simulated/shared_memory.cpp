@@ -20,7 +20,7 @@
 namespace capstan::kernels::simulated {
 
 namespace {
-std::atomic<size_t> most_bytes = kMostSharedBytes;
+std::atomic<size_t> most_bytes = kMaxSharedBytes;
 }  // namespace
 size_t most_shared_bytes() {
   return most_bytes;

@@ -14,7 +14,7 @@
 
 namespace capstan::kernels::simulated {
 
-// Bytes of shared memory that a launch may have on the simulated GPU; initially kMostSharedBytes.
+// Bytes of shared memory that a launch may have on the simulated GPU; initially kMaxSharedBytes.
 size_t most_shared_bytes();
 void set_most_shared_bytes(size_t bytes);
 

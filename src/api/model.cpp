@@ -126,14 +126,14 @@ std::vector<float> Model::logits(std::span<const int32_t> ids) {
 
 std::vector<std::vector<float>> Model::logits_batch(const std::vector<std::vector<int32_t>>& sequences) {
   // The number of logits computed at once.
-  constexpr int64_t kLargestPass = int64_t{1} << 26;
+  constexpr int64_t kMaxPassLogits = int64_t{1} << 26;
   const int64_t vocabulary = vocab_size();
   int64_t longest = 1;
   for (const auto& ids : sequences) {
     check_ids(ids, vocabulary, context_length());
     longest = std::max(longest, static_cast<int64_t>(ids.size()));
   }
-  const auto rows = static_cast<size_t>(std::max<int64_t>(1, kLargestPass / (longest * vocabulary)));
+  const auto rows = static_cast<size_t>(std::max<int64_t>(1, kMaxPassLogits / (longest * vocabulary)));
   std::vector<std::vector<float>> results;
   for (size_t first = 0; first < sequences.size(); first += rows) {
     const auto part = std::span(sequences).subspan(first, std::min(rows, sequences.size() - first));

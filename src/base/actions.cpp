@@ -13,12 +13,15 @@ constexpr Action kPlainWords[] = {
     {"resume_at_step_0", "resume from step 0"},
     {"start", "start it without resuming"},
     {"other_run_dir", "another run directory"},
+    {"list_runs", ""},
     // models and adapters
     {"convert_base_to", "convert the base to"},
     {"name_base", "name the base of the adapters"},
     {"as_model", "as the model in place of the base"},
     {"gguf_types", "the types bf16 and f32 can"},
+    {"merge_adapters", "merge them instead"},
     // data
+    {"prepare_again", "prepare the text again"},
     {"append_eod", "prepare the text again with the token appended"},
     {"overwrite", "allow it to be replaced"},
     {"skip_bad_lines", "such records can be left out and counted"},
@@ -26,6 +29,8 @@ constexpr Action kPlainWords[] = {
     {"plan_sweep", "plan the sweep first"},
     {"other_sweep_dir", "another sweep directory"},
     // recipes and their import
+    {"recipe_list", "the recipe library"},
+    {"show_and_diff", "programs that show and compare recipes"},
     {"new_recipe_from", "begin a recipe from"},
     {"name_format", "give its format:"},
     {"extend_recipe", "extend a recipe"},

@@ -11,8 +11,7 @@ namespace capstan::checkpoint {
 
 namespace fs = std::filesystem;
 
-static constexpr const char* kNameOne =
-    "name a run directory or a checkpoint; `capstan runs ls` lists the runs in ./runs";
+static constexpr const char* kNameOne = "name a run directory or a checkpoint{list_runs}";
 
 // Returns the step of a name such as "step-00000100"; nullopt for any spelling that step_directory_name()
 // does not give.

@@ -35,12 +35,15 @@ std::span<const Action> action_flags() {
       {"resume_at_step_0", "resume from step 0 with --resume"},
       {"start", "start it without --resume; --resume=auto starts a run or resumes it"},
       {"other_run_dir", "another run directory with --run-dir DIR"},
+      {"list_runs", "; `capstan runs ls` lists the runs in ./runs"},
       // models and adapters
       {"convert_base_to", "convert the base with --dtype"},
       {"name_base", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},
       {"as_model", "as the model, without --adapter"},
       {"gguf_types", "--type bf16 and f32 can"},
+      {"merge_adapters", "merge them instead: capstan merge"},
       // data
+      {"prepare_again", "prepare the text again with `capstan data prepare`"},
       {"append_eod", "prepare the text again with `capstan data prepare --append-eod`"},
       {"overwrite", "allow it to be replaced with --overwrite"},
       {"skip_bad_lines", "--on-bad-line skip leaves such records out and counts them"},
@@ -48,6 +51,8 @@ std::span<const Action> action_flags() {
       {"plan_sweep", "`capstan sweep plan FILE --out DIR` plans a sweep"},
       {"other_sweep_dir", "another sweep directory with --out DIR"},
       // recipes and their import
+      {"recipe_list", "`capstan recipe ls`"},
+      {"show_and_diff", "`capstan show` and `capstan diff`"},
       {"new_recipe_from", "begin a recipe: capstan recipe new my.yaml --from"},
       {"name_format", "--from FORMAT sets its format:"},
       {"extend_recipe", "--base names a recipe"},

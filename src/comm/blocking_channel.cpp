@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
-// TransferBatch::purpose(), the rest cut off.
+// The first characters of TransferBatch::purpose().
 using Purpose = std::array<char, 64>;
 // Limits polling by time, not by count: on a busy machine each yield may wait for all other threads.
 constexpr auto kBusyWait = std::chrono::microseconds(50);

@@ -5,10 +5,10 @@
 // ranks which send to each other in one batch do not wait for each other. Batches of one channel follow each
 // other; batches of different channels are independent. Ranks that share two groups start the batches of both
 // in one order, because NCCL may need that; links between pipeline stages are the exception, where a stage
-// receives ahead. The stand-in for NCCL names a violation where kinds, bytes or purposes differ, or where two
-// ranks start two groups in different orders; it cannot see that two collectives of the same kind and size
-// without a purpose were exchanged within a group, nor a cycle of three ranks of which no two share both
-// groups.
+// posts receives early. The stand-in for NCCL names a violation where kinds, bytes or purposes differ, or
+// where two ranks start two groups in different orders; it cannot see that two collectives of the same kind
+// and size without a purpose were exchanged within a group, nor a cycle of three ranks of which no two share
+// both groups.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class TransferBatch {
   // rank r, part r of `received` comes from rank r.
   TransferBatch& all_to_all(const Tensor& data, const Tensor& received);
 
-  // What is transferred, the same on all ranks: "gradients of bucket 3". Two transfers that were exchanged
-  // and have the same kind and size differ in nothing else. Empty: not compared.
+  // Names the contents, the same on all ranks: "gradients of bucket 3". Only this text distinguishes two
+  // transfers of the same kind and size whose order was exchanged. Empty: not compared.
   TransferBatch& purpose(std::string what);
 
   const std::vector<Transfer>& transfers() const { return transfers_; }

@@ -84,7 +84,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
   }
   void abort() noexcept override {
     // A communicator whose call of NCCL does not return is not aborted; the watchdog ends the process anyway.
-    std::unique_lock lock(calls_mutex_, kLongestCall);
+    std::unique_lock lock(calls_mutex_, kMaxCallTime);
     if (!lock) return;
     OpenCommunicator* const communicator = std::exchange(communicator_, nullptr);
     lock.unlock();
@@ -161,9 +161,9 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     if (!communicator_) return;
     try {
       if (!is_failing()) {
-        constexpr double kLongestEnd = 30;  // seconds
+        constexpr double kMaxEndWait = 30;  // seconds
         check(nccl_.finalize(communicator_), "end the communicator");
-        wait_until_ready("end the communicator", std::min(options_.timeout, kLongestEnd));
+        wait_until_ready("end the communicator", std::min(options_.timeout, kMaxEndWait));
         (void)nccl_.destroy(std::exchange(communicator_, nullptr));
         return;
       }
@@ -192,8 +192,8 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
       else
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       if (limit && waited.count() > *limit)
-        fail_call(action,
-                  "not all ranks have come to it within " + fixed(*limit, 1) + " s (resilience.timeout)");
+        fail_call(action, "timed out after " + fixed(*limit, 1) +
+                              " s (resilience.timeout): not all ranks reached it");
     }
   }
 
@@ -206,13 +206,13 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     capstan::fail(ErrorCode::rank_failure,
                   "rank " + std::to_string(options_.world_rank) + ", group `" + name_ + "`: NCCL cannot " +
                       action + ": " + problem,
-                  "NCCL_DEBUG=WARN shows what NCCL has seen (docs/multi-node.md)");
+                  "set NCCL_DEBUG=WARN for NCCL's own log (docs/multi-node.md)");
   }
   // Waits a few seconds before it throws: if a rank has ended, the transports of all others fail, and the
   // error of the watchdog names that rank.
   [[noreturn]] void fail_transport(const std::string& action, const std::string& problem) {
-    constexpr int kLongest = 5'000;  // ms
-    for (int waited = 0; watched_ && waited < kLongest; waited += 10) {
+    constexpr int kMaxWait = 5'000;  // ms
+    for (int waited = 0; watched_ && waited < kMaxWait; waited += 10) {
       throw_failure();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -308,7 +308,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     published_->begun.store(first.number, std::memory_order_release);
   }
 
-  static constexpr std::chrono::seconds kLongestCall{5};
+  static constexpr std::chrono::seconds kMaxCallTime{5};
 
   // Copied from the group, because queued work outlives objects derived from Communicator.
   const int rank_, size_;

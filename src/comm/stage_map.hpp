@@ -15,12 +15,15 @@ namespace capstan::comm {
 // The stages that a rank holds are its chunks 0, 1, …, in the order of the forward pass.
 class StageMap {
  public:
-  // ErrorCode::config if the ranks are not 0 … P-1, or if they do not hold the same number of stages each.
+  // ErrorCode::config if there is no stage, if the ranks are not 0 … P-1, or if they do not hold the same
+  // number of stages each.
   explicit StageMap(std::vector<int64_t> rank_of_stage) : rank_of_(std::move(rank_of_stage)) {
+    if (rank_of_.empty()) fail(ErrorCode::config, "a pipeline needs at least one stage");
     for (size_t stage = 0; stage < rank_of_.size(); ++stage) {
       const int64_t rank = rank_of_[stage];
       if (rank < 0 || rank >= stages())
-        fail(ErrorCode::config, "a pipeline stage on rank " + std::to_string(rank));
+        fail(ErrorCode::config, "pipeline stage " + std::to_string(stage) + " is on rank " +
+                                    std::to_string(rank) + ", not in 0 … " + std::to_string(stages() - 1));
       if (std::ssize(stages_of_) <= rank) stages_of_.resize(static_cast<size_t>(rank + 1));
       chunk_of_.push_back(std::ssize(stages_of_[static_cast<size_t>(rank)]));
       stages_of_[static_cast<size_t>(rank)].push_back(static_cast<int64_t>(stage));

@@ -58,7 +58,7 @@ struct ChannelSlot {
   std::atomic<int64_t> started;
   std::array<std::array<char, 64>, kKeptTexts> texts;
   // Whether its batches have an order among those of other channels: not on the links of a pipeline, where a
-  // stage receives ahead.
+  // stage posts receives early.
   std::atomic<int32_t> ordered;
   // The other ordered channels, when the host started the batch `batch`.
   std::array<StartedBatches, kOthers> before;

@@ -32,7 +32,7 @@ ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatT
                        std::optional<int32_t> eod, const std::string& system, const std::string& user);
 
 // Returns why a model that learns conversations of this template, or a program that reads its export, cannot
-// tell where an answer ends; empty if both can.
+// recognize where an answer ends; empty if both can.
 std::string turn_end_problem(const text::Tokenizer& tokenizer, const text::chat::ChatTemplate& chat_template,
                              std::optional<int32_t> eod);
 

@@ -138,8 +138,7 @@ void TokenizerCheck::check_vocabulary_gap(const IndexedDataset& dataset) const {
            " tokens, model.vocab_size is " + with_separators(model_vocab_size_) + ", and no record beside `" +
            dataset.prefix() + "` names the tokenizer of the data",
        "set model.vocab_size=" + std::to_string(size) +
-           ", or prepare the text again with `capstan data prepare`, which records its tokenizer in " +
-           meta_path(dataset.prefix()));
+           ", or {prepare_again}, which records its tokenizer in " + meta_path(dataset.prefix()));
 }
 
 void TokenizerCheck::check(const IndexedDataset& dataset) {
@@ -171,8 +170,7 @@ void TokenizerCheck::check(const IndexedDataset& dataset) {
   fail(ErrorCode::config,
        "dataset `" + dataset.prefix() + "` was prepared with the tokenizer " + to_text(made) + ", not with " +
            to_text(*record_),
-       "use the tokenizer that the data was prepared with, or prepare the text again with `capstan data "
-       "prepare` (" +
+       "use the tokenizer that the data was prepared with, or {prepare_again} (" +
            meta_path(dataset.prefix()) + " is the record)");
 }
 

@@ -21,10 +21,6 @@ bool is_external(std::string_view name) {
   return config::is_external_model("model", name);
 }
 
-std::string absolute_name(const std::string& name) {
-  return config::absolute_name(name, fs::current_path());
-}
-
 std::unique_ptr<ExternalModel> ExternalModel::open(const std::string& name) {
   CAPSTAN_ASSERT(is_external(name), "the name of another program's model");
   const auto [scheme, path] = config::split_scheme(name);

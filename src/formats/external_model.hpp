@@ -20,8 +20,6 @@ namespace capstan::formats {
 
 // Whether the name begins with hf: or gguf:.
 bool is_external(std::string_view name);
-// The path without its scheme, absolute.
-std::string absolute_name(const std::string& name);
 
 class ExternalModel {
  public:

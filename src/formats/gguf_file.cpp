@@ -50,7 +50,7 @@ class HeaderReader {
     if (const auto split = header_.metadata.find("split.count");
         split != header_.metadata.end() && split->second.integer > 1)
       fail(ErrorCode::unsupported,
-           file_ + ": it is one of " + std::to_string(split->second.integer) + " pieces",
+           file_ + ": it is one of " + std::to_string(split->second.integer) + " files of a split model",
            "join them first: llama-gguf-split --merge");
     std::set<std::string> names;
     for (uint64_t i = 0; i < tensors; ++i) {

@@ -8,6 +8,7 @@
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "config/core/external.hpp"
 #include "formats/convert.hpp"
 #include "formats/formats.hpp"
 #include "formats/gguf_arch.hpp"
@@ -35,7 +36,8 @@ class GgufModelFile final : public ExternalModel {
   checkpoint::TensorSource& files() override { return file_; }
   std::vector<fs::path> weight_files() const override { return {file_.path()}; }
   std::string tokenizer() const override {
-    return file_.metadata().count("tokenizer.ggml.tokens") ? absolute_name(name_) : "";
+    return file_.metadata().count("tokenizer.ggml.tokens") ? config::absolute_name(name_, fs::current_path())
+                                                           : "";
   }
   std::vector<std::pair<std::string, std::string>> assets() const override {
     std::vector<std::pair<std::string, std::string>> files;

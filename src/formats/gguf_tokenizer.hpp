@@ -16,8 +16,8 @@ namespace capstan::formats {
 std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file);
 // Returns the text of its tokenizer_config.json, with the names of special tokens and the chat template.
 std::string tokenizer_config_of(const GgufMetadata& metadata);
-// Returns the text of its generation_config.json, with the ids of the tokens that begin, end and pad a text;
-// empty if no token ends it.
+// Returns the text of its generation_config.json, with the token ids that begin, end and pad a text; empty
+// if no token ends it.
 std::string generation_config_of(const GgufMetadata& metadata);
 
 // Returns the metadata for a tokenizer.json. config, generation: texts of a tokenizer_config.json and a

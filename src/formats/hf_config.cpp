@@ -16,7 +16,7 @@ using config::ModelConfig;
 namespace {
 
 // Context length for evaluation and generation; recipes for training set their own.
-constexpr int64_t kLongestSequence = 2048;
+constexpr int64_t kMaxSequence = 2048;
 
 const Family& family_of(ConfigJson& c) {
   const std::string type = c.text("model_type");
@@ -48,8 +48,8 @@ HfModel read_hf_config(std::string_view text, const std::string& location) {
   c.only("tie_encoder_decoder", false, "the family has no encoder");
   result.family->read(c, result.model);
   c.finish();
-  const int64_t positions = result.model.max_position_embeddings.value_or(kLongestSequence);
-  result.model.seq_length = std::min(positions, kLongestSequence);
+  const int64_t positions = result.model.max_position_embeddings.value_or(kMaxSequence);
+  result.model.seq_length = std::min(positions, kMaxSequence);
   fill_in(result.model);
   return result;
 }

@@ -257,7 +257,7 @@ AdapterModule stacked(const std::string& name, Layers::Size size, const std::vec
     fail(ErrorCode::unsupported,
          "the adapters have magnitudes (DoRA) for a part of `" + name +
              "`, which is one module in PEFT, with magnitudes for all of its rows",
-         "merge them instead: capstan merge");
+         "{merge_adapters}");
   return result;
 }
 

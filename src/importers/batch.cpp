@@ -8,7 +8,7 @@ namespace capstan::importers {
 namespace {
 
 // Larger sizes are errors of the resolved recipe.
-constexpr int64_t kMostSamples = int64_t{1} << 30;
+constexpr int64_t kMaxSamples = int64_t{1} << 30;
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void set_global_batch(Reader& reader, int64_t each, const std::string& product, 
   const std::string path = "train.global_batch_size";
   const int64_t ranks = layout_of_base(reader.draft).data_parallel_size;
   const auto together = try_mul(each, ranks);
-  const bool multiplied = ranks > 1 && together && *together <= kMostSamples;
+  const bool multiplied = ranks > 1 && together && *together <= kMaxSamples;
   const std::string value = std::to_string(multiplied ? *together : each);
   const std::string note = product + (multiplied ? " times the " + std::to_string(ranks) +
                                                        " data-parallel ranks of the base recipe"

@@ -18,8 +18,8 @@ using config::Node;
 
 namespace {
 
-// Comments are aligned up to column kWidestAligned and clipped to kLongestComment characters.
-constexpr size_t kWidestAligned = 56, kLongestComment = 160;
+// Comments are aligned up to column kMaxAligned and clipped to kMaxComment characters.
+constexpr size_t kMaxAligned = 56, kMaxComment = 160;
 
 std::string clipped(std::string text, size_t most) {
   for (char& c : text)
@@ -225,11 +225,11 @@ std::vector<std::string> Draft::paths_of(std::string_view section) const {
 
 std::string Draft::comment(const Entry& entry) const {
   // Puts the comment on one line, because a key of the file may contain line breaks.
-  if (entry.from.key.empty()) return clipped(plain_actions(entry.note), kLongestComment);
+  if (entry.from.key.empty()) return clipped(plain_actions(entry.note), kMaxComment);
   std::string text = clipped(entry.from.key, 60);
   if (entry.from.location.known()) text += ", line " + std::to_string(entry.from.location.line);
   if (!entry.note.empty()) text += ": " + plain_actions(entry.note);
-  return clipped(std::move(text), kLongestComment);
+  return clipped(std::move(text), kMaxComment);
 }
 
 std::string Draft::recipe(const std::string& title, const std::string& name,
@@ -258,7 +258,7 @@ std::string Draft::recipe(const std::string& title, const std::string& name,
     if (lines.empty()) continue;
     size_t width = 0;
     for (const auto& [text, remark] : lines)
-      if (text.size() <= kWidestAligned) width = std::max(width, text.size());
+      if (text.size() <= kMaxAligned) width = std::max(width, text.size());
     out += "\n" + section.name + ":\n";
     for (const auto& [text, remark] : lines) {
       out += text;

@@ -6,6 +6,8 @@
 
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
+#include "config/core/field.hpp"
+#include "config/sections/config.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/rotary.hpp"
 #include "kernels/table.hpp"
@@ -26,35 +28,20 @@ T resolved(const std::optional<T>& value, const char* field) {
   return *value;
 }
 
+// Refuses values of fields that no model computes, as the table of fields declares them
+// (Field::unsupported), and combinations that no field refuses. Recipes that are trained are refused earlier.
 void refuse_unsupported(const ModelConfig& c) {
+  config::Config recipe;
+  recipe.model = c;
   std::vector<std::string> found;
-  const auto refuse = [&](bool when, const std::string& what) {
-    if (when) found.push_back("model." + what);
-  };
-  if (c.num_moe_experts) {
-    const auto type = c.moe_router_load_balancing_type;
-    refuse(type == config::RouterBalancing::sinkhorn || type == config::RouterBalancing::global_aux_loss,
-           "moe_router_load_balancing_type=" + std::string(config::enum_name(type)));
-    refuse(c.moe_router_dtype != config::RouterDtype::fp32, "moe_router_dtype=fp64");
-    refuse(c.moe_router_enable_expert_bias, "moe_router_enable_expert_bias=true");
-    refuse(c.moe_input_jitter_eps.has_value(), "moe_input_jitter_eps");
-    refuse(!c.moe_grouped_gemm, "moe_grouped_gemm=false");
-    refuse(!c.moe_permute_fusion, "moe_permute_fusion=false");
-    refuse(c.moe_shared_expert_intermediate_size && c.add_mlp_bias.value_or(c.add_bias_linear),
-           "add_mlp_bias=true with moe_shared_expert_intermediate_size");
-  }
-  if (c.mtp_num_layers) refuse(*c.mtp_num_layers > 0, "mtp_num_layers=" + std::to_string(*c.mtp_num_layers));
-  refuse(c.fp32_residual_connection, "fp32_residual_connection=true");
-  refuse(!c.attention_softmax_in_fp32, "attention_softmax_in_fp32=false");
-  refuse(c.distribute_saved_activations, "distribute_saved_activations=true");
-  if (c.recompute_granularity == config::RecomputeGranularity::selective)
-    for (const auto module : c.recompute_modules)
-      refuse(module != config::RecomputeModule::core_attn && module != config::RecomputeModule::mlp &&
-                 module != config::RecomputeModule::moe && module != config::RecomputeModule::mla_up_proj,
-             "recompute_modules=[" + std::string(config::enum_name(module)) + "]");
+  for (const auto& feature : config::missing_features(config::schema(), &recipe))
+    if (feature.path.starts_with("model.")) found.push_back(feature.path + " (" + feature.reason + ")");
+  if (c.num_moe_experts && c.moe_shared_expert_intermediate_size &&
+      c.add_mlp_bias.value_or(c.add_bias_linear))
+    found.push_back("model.add_mlp_bias (a shared expert with biases)");
   if (!found.empty())
-    fail(ErrorCode::unsupported, "this build cannot run a model with " + join(found, ", "),
-         "such a recipe can be resolved, checked and shown, but not trained here");
+    fail(ErrorCode::unsupported, "this version cannot run a model with " + join(found, ", "),
+         "{show_and_diff} work on such a recipe");
 }
 
 void require(bool condition, const std::string& message) {
@@ -120,7 +107,7 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   return o;
 }
 
-nn::NormKind norm_of(const ModelConfig& c) {
+nn::NormKind norm_kind(const ModelConfig& c) {
   return {c.normalization == config::Normalization::rms_norm, c.layernorm_epsilon,
           c.layernorm_zero_centered_gamma};
 }
@@ -250,7 +237,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
     }
   if (has_head) {
     final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
-                                             hidden_, norm_of(config));
+                                             hidden_, norm_kind(config));
     if (!tied || !embeds) {
       // Without the embedding on this rank, the head of a tied model is a copy of its table.
       ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
@@ -294,7 +281,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   const Init output_init{Init::Kind::normal,
                          c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
   nn::TransformerLayer::Options o;
-  o.norm = norm_of(c);
+  o.norm = norm_kind(c);
   o.input_norms = c.norm_placement != config::NormPlacement::output;
   o.output_norms = c.norm_placement != config::NormPlacement::input;
   o.hidden_dropout = c.hidden_dropout;
@@ -466,14 +453,14 @@ Tensor GptModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens, co
   const int64_t length = cache.past + count;
   if (cache.valid_length == 0) {
     cache.valid_length =
-        rope_tables_ ? rope_tables_->positions_alike(length, cache.capacity) : cache.capacity;
+        rope_tables_ ? rope_tables_->valid_cache_length(length, cache.capacity) : cache.capacity;
     if (rope_tables_) cache.rope = rope_tables_->in(tape.context(), cache.valid_length);
   }
   if (length > cache.valid_length)
     fail(ErrorCode::usage,
          "a cache whose keys were rotated for sequences up to " + std::to_string(cache.valid_length) +
              " tokens cannot take " + std::to_string(length),
-         "let all tokens go through a new cache");
+         "make a new cache and compute all tokens again");
   context.rope = cache.rope;
   nn::HiddenStates hidden_states{
       stage.embedding ? embedding_->forward(tape, tokens.view({tokens.elements()}), context) : Var{input, -1},

@@ -20,7 +20,6 @@ class GptModel final : public Model {
   using ForwardOptions = models::ForwardOptions;
   using KvCache = models::KvCache;
 
-  static bool supports(const config::ModelConfig&) { return true; }
   GptModel(const config::ModelConfig& config, const ModelShard& shard);
 
   const std::vector<std::unique_ptr<Parameter>>& parameters() const override { return parameters_; }

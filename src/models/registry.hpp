@@ -8,8 +8,8 @@
 namespace capstan::models {
 
 // The model that a resolved section describes (fields marked `derived` hold values), or a rank's shard of it.
-// Allocates nothing on a device. Errors: unsupported, naming every field whose value no model family
-// supports; config for contradicting sizes.
+// Allocates nothing on a device. Errors: unsupported, naming every field with a value that no model computes;
+// config for contradicting sizes.
 std::unique_ptr<Model> build(const config::ModelConfig& config, const ModelShard& shard = {});
 
 }  // namespace capstan::models

@@ -18,8 +18,8 @@ struct LayerCache {
   int64_t capacity = 0;
 };
 
-// What the kinds of attention have in common: attention of packed QKV, then linear_proj. `forward` computes
-// the projections before it.
+// Base class of the kinds of attention: attention of packed QKV, then linear_proj. `forward` computes the
+// projections before it.
 class Attention {
  public:
   struct Options {

@@ -4,10 +4,6 @@ namespace capstan::nn {
 
 namespace {
 
-std::optional<Norm> norm_of(const std::optional<NormKind>& kind, ParamList& parameters,
-                            const ModulePath& path, int64_t width) {
-  return kind ? std::optional<Norm>(std::in_place, parameters, path, width, *kind) : std::nullopt;
-}
 Linear::Options replicated(int64_t in, int64_t out, const Init& init) {
   return {.in = in, .out = out, .init = init, .sharding = LinearSharding::none};
 }
@@ -15,7 +11,7 @@ Linear::Options over_heads(int64_t in, int64_t out, const Init& init) {
   return {.in = in, .out = out, .init = init, .sharding = LinearSharding::column};
 }
 int64_t qk_dim(const Attention::Options& o, const LatentAttention::Sizes& s) {
-  CAPSTAN_ASSERT(o.rope.has_value(), "latent attention rotates a part of each head");
+  CAPSTAN_ASSERT(o.rope.has_value(), "latent attention needs Options::rope");
   return s.nope_dim + o.rope->rotary_dim;
 }
 
@@ -30,13 +26,13 @@ LatentAttention::LatentAttention(ParamList& parameters, const ModulePath& path, 
                   ? std::optional<Linear>(std::in_place, parameters, path.inside("linear_q_down_proj"),
                                           replicated(o.hidden, *sizes.q_rank, o.init))
                   : std::nullopt),
-      q_norm_(sizes.q_rank ? norm_of(o.qk_norm, parameters, path.inside("q_layernorm"), *sizes.q_rank)
+      q_norm_(sizes.q_rank ? optional_norm(parameters, path.inside("q_layernorm"), *sizes.q_rank, o.qk_norm)
                            : std::nullopt),
       q_up_(parameters, path.inside(sizes.q_rank ? "linear_q_up_proj" : "linear_q_proj"),
             over_heads(sizes.q_rank.value_or(o.hidden), o.heads * qk_dim(o, sizes), o.init)),
       kv_down_(parameters, path.inside("linear_kv_down_proj"),
                replicated(o.hidden, sizes.kv_rank + heads_.rope_dim, o.init)),
-      kv_norm_(norm_of(o.qk_norm, parameters, path.inside("kv_layernorm"), sizes.kv_rank)),
+      kv_norm_(optional_norm(parameters, path.inside("kv_layernorm"), sizes.kv_rank, o.qk_norm)),
       kv_up_(parameters, path.inside("linear_kv_up_proj"),
              over_heads(sizes.kv_rank, o.heads * (sizes.nope_dim + sizes.value_dim), o.init)),
       output_(parameters, path.inside("linear_proj"),

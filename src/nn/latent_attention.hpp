@@ -23,13 +23,13 @@ class LatentAttention final : public Attention {
     std::optional<int64_t> q_rank;
     // Rank of the compressed keys and values.
     int64_t kv_rank = 0;
-    // Elements of a query or key head without RoPE, of a value head. RopeOptions::rotary_dim has those with
-    // RoPE.
+    // Elements of a query or key head without RoPE (RopeOptions::rotary_dim: those with RoPE), and of a value
+    // head.
     int64_t nope_dim = 0, value_dim = 0;
     // Saves the compressed vectors instead of the heads, and recomputes up-projections and attention.
     bool recompute_up_projections = false;
   };
-  // options.rope is set.
+  // options.rope must be set.
   LatentAttention(ParamList& parameters, const ModulePath& path, const Options& options, const Sizes& sizes);
 
   Var forward(Tape& tape, const Var& x, const TokenContext& context,
@@ -52,7 +52,7 @@ class LatentAttention final : public Attention {
 
   Sizes sizes_;
   ops::LatentHeads heads_;
-  // q_down_: not with direct queries.
+  // nullopt: queries are not compressed.
   std::optional<Linear> q_down_;
   std::optional<Norm> q_norm_;
   // linear_q_up_proj or linear_q_proj.

@@ -28,9 +28,9 @@ class Linear {
   // x W^T + the adapter's update, for layers whose bias is fused with the next operation.
   Var forward_without_bias(Tape& tape, const Var& x, const TokenContext& context) const;
   const Parameter& weight() const { return *weight_; }
-  // The weight if its forward GEMM reads the layer's input as it is, in one piece, so that the operation that
-  // computes the input can quantize it. Null where tensor-parallel ranks gather the input first or compute
-  // the output in chunks.
+  // The weight if one forward GEMM reads the layer's full input as it is, so that the operation that computes
+  // the input can quantize it. Null where tensor-parallel ranks gather the input first or compute the output
+  // in chunks.
   const Parameter* input_reader() const;
   // Null when there is none.
   const Parameter* bias() const { return bias_; }

@@ -25,4 +25,9 @@ Norm::Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKin
   if (!kind.rms) beta_ = add("bias", Init::Kind::zeros);
 }
 
+std::optional<Norm> optional_norm(ParamList& parameters, const ModulePath& path, int64_t width,
+                                  const std::optional<NormKind>& kind) {
+  return kind ? std::optional<Norm>(std::in_place, parameters, path, width, *kind) : std::nullopt;
+}
+
 }  // namespace capstan::nn

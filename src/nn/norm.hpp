@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "nn/param_list.hpp"
 #include "ops/norm.hpp"
 
@@ -41,5 +43,9 @@ class Norm {
   const Parameter* gamma_;
   const Parameter* beta_ = nullptr;
 };
+
+// nullopt without a kind.
+std::optional<Norm> optional_norm(ParamList& parameters, const ModulePath& path, int64_t width,
+                                  const std::optional<NormKind>& kind);
 
 }  // namespace capstan::nn

@@ -97,7 +97,7 @@ ops::RopeTable RopeTables::in(StepContext& context, int64_t positions) {
   return {rows[0].slice(0, 0, positions), rows[1].slice(0, 0, positions)};
 }
 
-int64_t RopeTables::positions_alike(int64_t length, int64_t capacity) const {
+int64_t RopeTables::valid_cache_length(int64_t length, int64_t capacity) const {
   if (is_long(options_, length) || !is_long(options_, capacity)) return capacity;
   return options_.scaling->original_positions;
 }

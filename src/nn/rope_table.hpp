@@ -61,9 +61,9 @@ class RopeTables {
   // context keeps them, and copies them again only when it needs more positions. Computes nothing on the meta
   // device.
   ops::RopeTable in(StepContext& context, int64_t positions);
-  // The number of positions, at most `capacity`, with the same angles as in sequences of `length`: longrope
-  // switches frequencies beyond the original length.
-  int64_t positions_alike(int64_t length, int64_t capacity) const;
+  // Largest sequence length, at most `capacity`, for which keys that were rotated for sequences of `length`
+  // stay valid in a cache: longrope switches frequencies beyond the original length.
+  int64_t valid_cache_length(int64_t length, int64_t capacity) const;
 
  private:
   ops::RopeTable on(Device& device, int64_t positions);

@@ -1,4 +1,4 @@
-// What the routers of a step chose: the load of each expert, and the losses of the routers. Sums over
+// Statistics of the routers of a step: the load of each expert, and the losses of the routers. Sums over
 // micro-batches in device memory.
 #pragma once
 

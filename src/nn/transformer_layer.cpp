@@ -13,9 +13,8 @@ ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_stat
 }
 
 namespace {
-std::optional<Norm> norm_where(bool wanted, ParamList& parameters, const ModulePath& path, int64_t width,
-                               NormKind kind) {
-  return wanted ? std::optional<Norm>(std::in_place, parameters, path, width, kind) : std::nullopt;
+std::optional<NormKind> kind_if(bool has_norm, const NormKind& kind) {
+  return has_norm ? std::optional(kind) : std::nullopt;
 }
 std::unique_ptr<Attention> attention_of(ParamList& parameters, const ModulePath& path,
                                         const TransformerLayer::Options& o) {
@@ -27,14 +26,14 @@ std::unique_ptr<Attention> attention_of(ParamList& parameters, const ModulePath&
 TransformerLayer::TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options),
       layer_(static_cast<uint64_t>(path.layer)),
-      input_norm_(norm_where(options.input_norms, parameters, path.inside("input_layernorm"),
-                             options.attention.hidden, options.norm)),
+      input_norm_(optional_norm(parameters, path.inside("input_layernorm"), options.attention.hidden,
+                                kind_if(options.input_norms, options.norm))),
       attention_(attention_of(parameters, path.inside("self_attention"), options)),
-      attention_output_norm_(norm_where(options.output_norms, parameters,
-                                        path.inside("post_attention_layernorm"), options.attention.hidden,
-                                        options.norm)),
-      mlp_norm_(norm_where(options.input_norms, parameters, path.inside("pre_mlp_layernorm"),
-                           options.mlp.hidden, options.norm)) {
+      attention_output_norm_(optional_norm(parameters, path.inside("post_attention_layernorm"),
+                                           options.attention.hidden,
+                                           kind_if(options.output_norms, options.norm))),
+      mlp_norm_(optional_norm(parameters, path.inside("pre_mlp_layernorm"), options.mlp.hidden,
+                              kind_if(options.input_norms, options.norm))) {
   if (options.moe)
     moe_.emplace(parameters, path.inside("mlp"), *options.moe);
   else

@@ -115,8 +115,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   ParamStore& store = tape.context().store;
   const int64_t rows = x.size(0);
   CAPSTAN_ASSERT(x.value.is_contiguous() && labels.elements() == rows && weights.elements() == rows,
-                 "linear_cross_entropy: x " + x.value.text() + ", labels " + labels.text() + ", weights " +
-                     weights.text());
+                 "linear_cross_entropy: x must be contiguous, with a label and a weight for each row: x " +
+                     x.value.text() + ", labels " + labels.text() + ", weights " + weights.text());
   const auto w = tape.pin(weight);
   CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == x.size(1),
                  "linear_cross_entropy: `" + weight.name() + "` is " + w->text());

@@ -12,7 +12,8 @@ bool has_rows(const Tensor& t) {
 }
 
 void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& c) {
-  CAPSTAN_ASSERT(fits, "matmul: " + a.values.text() + ", " + b.values.text() + " -> " + c.text());
+  CAPSTAN_ASSERT(fits, "matmul: shapes, types or strides do not match: " + a.values.text() + " x " +
+                           b.values.text() + " -> " + c.text());
 }
 
 void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,

@@ -17,9 +17,9 @@ const kernels::Router& router_of(Device& device) {
 void check_logits(const char* operation, const Tensor& logits) {
   CAPSTAN_ASSERT(logits.rank() == 2 && logits.is_contiguous() && logits.dtype() == DType::f32,
                  std::string(operation) + ": logits " + logits.text() + " are not fp32 [tokens, experts]");
-  CAPSTAN_ASSERT(logits.size(1) >= 1 && logits.size(1) <= kernels::kMostExperts,
+  CAPSTAN_ASSERT(logits.size(1) >= 1 && logits.size(1) <= kernels::kMaxExperts,
                  std::string(operation) + ": logits " + logits.text() + " of more than " +
-                     std::to_string(kernels::kMostExperts) + " experts");
+                     std::to_string(kernels::kMaxExperts) + " experts");
 }
 
 kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) {
@@ -37,7 +37,7 @@ kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) 
     shape.groups = o.groups;
     shape.group_topk = o.group_topk;
     CAPSTAN_ASSERT(
-        shape.experts % o.groups == 0 && o.groups <= kernels::kMostExpertGroups && o.group_topk >= 1 &&
+        shape.experts % o.groups == 0 && o.groups <= kernels::kMaxGroups && o.group_topk >= 1 &&
             o.group_topk <= o.groups,
         "router: " + std::to_string(o.group_topk) + " of " + std::to_string(o.groups) + " groups" + of);
     const int64_t size = shape.experts / o.groups;
@@ -46,7 +46,7 @@ kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) 
                                                  " of a group of " + std::to_string(size) + " experts");
     choices = o.group_topk * size;
   }
-  CAPSTAN_ASSERT(o.topk >= 1 && o.topk <= choices && o.topk <= kernels::kMostExpertsOfToken,
+  CAPSTAN_ASSERT(o.topk >= 1 && o.topk <= choices && o.topk <= kernels::kMaxTopk,
                  "router: " + std::to_string(o.topk) + " of " + std::to_string(choices) + " choices" + of);
   return shape;
 }

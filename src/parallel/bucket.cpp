@@ -10,7 +10,7 @@ namespace capstan::parallel {
 namespace {
 // Elements: a cache line of any type, and equal slices over ranks.
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kSmallestShare = 16384;
+constexpr int64_t kMinSlice = 16384;
 }  // namespace
 
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
@@ -80,10 +80,10 @@ std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment) {
   return ranges;
 }
 
-FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t rotation) {
-  const int64_t share = std::max(round_up(ceil_div(range.count, holders), kAlignment), kSmallestShare);
-  const int64_t begin = std::min(range.count, (holder + rotation) % holders * share);
-  return {range.begin + begin, std::min(share, range.count - begin)};
+FlatRange replica_slice(const FlatRange& range, int64_t replica, int64_t replicas, int64_t rotation) {
+  const int64_t size = std::max(round_up(ceil_div(range.count, replicas), kAlignment), kMinSlice);
+  const int64_t begin = std::min(range.count, (replica + rotation) % replicas * size);
+  return {range.begin + begin, std::min(size, range.count - begin)};
 }
 
 }  // namespace capstan::parallel

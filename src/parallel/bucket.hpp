@@ -5,8 +5,9 @@
 // ranks that it may be sharded over, so that the shards are equal. Buckets are filled from the end of the
 // list, which is the order in which gradients become ready. Dense and expert parameters are in different
 // buckets, because they are sharded over different ranks; so are trainable and frozen parameters, those that
-// are updated as matrices and other trainable ones, and those that ranks gather as codes and others. A tied
-// parameter has a bucket of its own, so that it is sharded in the same way on both of its stages.
+// are updated by a matrix optimizer (Muon) and other trainable ones, and those that ranks all-gather as FP8
+// codes and others. A tied parameter has a bucket of its own, so that it is sharded in the same way on both
+// of its stages.
 #pragma once
 
 #include <functional>
@@ -23,9 +24,9 @@ namespace capstan::parallel {
 struct BucketPlan {
   ParameterGrid grid = ParameterGrid::dense;
   bool trainable = true;
-  // Holds parameters that are updated as matrices.
+  // Holds parameters that are updated by a matrix optimizer (Muon).
   bool matrices = false;
-  // Holds parameters that ranks gather as codes.
+  // Holds parameters that ranks all-gather as FP8 codes.
   bool codes = false;
   // Index of the block of its last parameter (with by_block, of all its parameters).
   size_t block = 0;
@@ -60,9 +61,9 @@ struct BucketOptions {
   bool by_block = false;
   // Trainable parameters; null: all.
   std::function<bool(const Parameter&)> trainable;
-  // Parameters that are updated as matrices; null: none.
+  // Parameters that are updated by a matrix optimizer (Muon); null: none.
   std::function<bool(const Parameter&)> matrices;
-  // Trainable parameters that ranks gather as codes; null: none.
+  // Trainable parameters that ranks all-gather as FP8 codes; null: none.
   std::function<bool(const Parameter&)> codes;
   // Parameters that are in no bucket; null: none.
   std::function<bool(const Parameter&)> excluded;
@@ -74,9 +75,9 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
 // The elements of a local shard, row-major, that lie in its `segment`-th segment, as ranges in their order.
 std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment);
 
-// The share of `range` that rank `holder` writes, of `holders` ranks that hold the same elements. The shares
-// are disjoint and cover the range. They have a minimum size, so that small ranges have fewer shares than
-// holders; `rotation` rotates the shares: holder h gets share (h + rotation) % holders.
-FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t rotation);
+// The slice of `range` that replica `replica` writes, where `replicas` ranks hold the same elements. The
+// slices are disjoint and cover the range. They have a minimum size, so that small ranges have fewer slices
+// than replicas; `rotation` rotates them: replica r gets slice (r + rotation) % replicas.
+FlatRange replica_slice(const FlatRange& range, int64_t replica, int64_t replicas, int64_t rotation);
 
 }  // namespace capstan::parallel

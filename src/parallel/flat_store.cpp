@@ -227,16 +227,16 @@ FlatRange FlatStore::written_by_this_rank(const Parameter& parameter, const Buck
                                           const FlatRange& owned) const {
   if (parameter.spec().tied == ParamSpec::Tied::copy) return {owned.begin, 0};
   const GridSharding& grid = *bucket.grid;
-  int64_t holders = 1, holder = 0;
+  int64_t replicas = 1, replica = 0;
   const auto add_replica_group = [&](const comm::Communicator* group) {
-    holders *= comm::ranks_of(group);
-    holder = holder * comm::ranks_of(group) + comm::rank_in(group);
+    replicas *= comm::ranks_of(group);
+    replica = replica * comm::ranks_of(group) + comm::rank_in(group);
   };
   if (!(bucket.plan->trainable ? grid.shards_state : grid.shards_parameters))
     add_replica_group(grid.groups.shard);
   if (!(bucket.plan->trainable && grid.shards_over_replicas)) add_replica_group(grid.groups.replica);
   if (!parameter.spec().sharding.over_tensor_ranks()) add_replica_group(grid.groups.tensor);
-  return share_of(owned, holder, holders, parameter.index());
+  return replica_slice(owned, replica, replicas, parameter.index());
 }
 
 Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,

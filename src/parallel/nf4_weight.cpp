@@ -63,9 +63,12 @@ Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Option
   int64_t elements = 0;
   for (const Region& region : regions_of(parameter)) {
     if (!has_full_blocks(region, parameter.spec().shape, options.block))
-      fail(ErrorCode::config, "`" + parameter.name() + "` " + parameter.spec().shape.text() +
-                                  ": tensor parallelism splits it inside a block of " +
-                                  std::to_string(options.block) + " elements that share a scale");
+      fail(ErrorCode::config,
+           "`" + parameter.name() + "` " + parameter.spec().shape.text() +
+               ": tensor parallelism splits it inside a block of " + std::to_string(options.block) +
+               " elements that share a scale",
+           "set peft.quantization_block to a smaller power of two (at least 32), or choose a smaller "
+           "dist.tensor_model_parallel_size");
     const int64_t count = region.sizes.elements();
     regions_.push_back({region, {elements, count}, {blocks_, ceil_div(count, options.block)}});
     elements += count;

@@ -224,8 +224,8 @@ class Reader {
       const std::string canonical = found ? found->path : path;
       for (const std::string_view own : kPerTrialPaths)
         if (canonical == own && !d_.set[i].ends_with("=null"))
-          out_.error(location, "each trial has its own `" + canonical + "`")
-              .help("leave it out: each trial has its own in its directory");
+          out_.error(location, "a sweep cannot set `" + canonical + "`")
+              .help("leave it out: each trial has its own, in its directory");
       set_[canonical] = location;
     }
   }

@@ -273,7 +273,7 @@ void Plan::fail_no_trial(std::string_view id) const {
     if (!id.empty() && trial.id.starts_with(id)) beginning.push_back(trial.id);
   }
   if (!beginning.empty())
-    fail(ErrorCode::usage, "several trials begin with `" + std::string(id) + "`",
+    fail(ErrorCode::usage, "the ids of several trials begin with `" + std::string(id) + "`",
          join_some(beginning, ", ", 4));
   const std::string near = near_paths_help(near_matches(id, ids));
   fail(ErrorCode::not_found, not_found_text("trial", id),
@@ -537,7 +537,8 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
     }
     const std::string& name = target->path;
     if (std::find(kPerTrialPaths.begin(), kPerTrialPaths.end(), name) != kPerTrialPaths.end())
-      fail(ErrorCode::config, "each trial has its own `" + name + "`");
+      fail(ErrorCode::config, "a sweep cannot set `" + name + "`",
+           "leave it out: each trial has its own, in its directory");
     if (name != kSeedPath) {
       canonical.emplace_back(name, value);
       continue;

@@ -57,10 +57,6 @@ AccessOrder::Clock& AccessOrder::clock_of(Queue queue) {
   return clock;
 }
 
-AccessOrder::Clock AccessOrder::record(Queue queue) {
-  return clock_of(queue);
-}
-
 void AccessOrder::wait(Queue queue, const Clock& event) {
   join(clock_of(queue), event);
 }

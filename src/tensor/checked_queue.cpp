@@ -64,7 +64,7 @@ void CheckedQueue::wait(Ticket ticket) {
 }
 
 void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
-  constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 256, kLongestDelay = 1000;  // microseconds
+  constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 256, kMaxDelay = 1000;  // microseconds
   if (demanded_ < ticket &&
       (hold_ == HeldItems::all || (hold_ == HeldItems::some && random_.below(kHoldOneIn) == 0))) {
     holds_item_ = true;
@@ -72,7 +72,7 @@ void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket tick
     holds_item_ = false;
   }
   if (hold_ == HeldItems::all || random_.below(kDelayOneIn) != 0) return;
-  const std::chrono::microseconds delay(1 + random_.below(kLongestDelay));
+  const std::chrono::microseconds delay(1 + random_.below(kMaxDelay));
   lock.unlock();
   std::this_thread::sleep_for(delay);
   lock.lock();

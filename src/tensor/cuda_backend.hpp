@@ -64,8 +64,8 @@ struct Runtime {
 
   // ---- streams
 
-  // prompt: its work begins before that of other streams. Streams do not wait for each other.
-  Status (*create_stream)(OpenDevice* device, bool prompt, void** stream);
+  // high_priority: its work begins before that of other streams. Streams do not wait for each other.
+  Status (*create_stream)(OpenDevice* device, bool high_priority, void** stream);
   Status (*destroy_stream)(OpenDevice* device, void* stream);
   Status (*wait_stream)(OpenDevice* device, void* stream);
   // Calls function(argument) in the order of the stream, on a thread of the driver. It must not call the
@@ -123,7 +123,7 @@ struct UniqueId {
 struct OpenCommunicator;
 
 // Transfers of device memory between ranks (NCCL). Counts are bytes. Each of send, receive and all_gather is
-// queued on the stream; it begins after the work before it, and ends when the peers have come to it. Sends
+// queued on the stream; it begins after the work before it, and ends when the peers have reached it. Sends
 // and receives between two ranks are matched by their order, collectives by theirs.
 //
 // Calls that return not_ready have begun; poll get_async_error until it is ok. Only then the work is on the

@@ -48,7 +48,7 @@ bool MappedRange::grow(int64_t end) {
   if (end > bytes_) return false;
   const size_t before = mappings_.size();
   while (mapped_ < end) {
-    const int64_t size = std::min(kLargestMapping, round_up(end - mapped_, kMappingUnit));
+    const int64_t size = std::min(kMaxMapping, round_up(end - mapped_, kMappingUnit));
     const Status status = context_.runtime.map_memory(context_.device, begin_ + mapped_, size);
     if (status.code == StatusCode::out_of_memory) {
       while (mappings_.size() > before) unmap_last();
@@ -273,8 +273,9 @@ void CudaDevice::make_kernel_error_slots() {
 Queue CudaDevice::add_queue(AddedQueue purpose, std::string name) {
   CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
   StreamQueue queue{.name = std::move(name), .follows = bit_of(queues_.size())};
-  const bool prompt = purpose == AddedQueue::transfers;
-  context_.check(context_.runtime.create_stream(context_.device, prompt, &queue.stream), "create a stream");
+  const bool high_priority = purpose == AddedQueue::transfers;
+  context_.check(context_.runtime.create_stream(context_.device, high_priority, &queue.stream),
+                 "create a stream");
   const std::lock_guard lock(error_mutex_);
   queues_.push_back(std::move(queue));
   return static_cast<Queue>(queues_.size() - 1);

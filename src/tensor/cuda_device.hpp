@@ -40,12 +40,12 @@ class MappedRange {
   // Makes the addresses up to offset `end` usable; false: there is not enough memory.
   bool grow(int64_t end);
   // Returns the memory from offset `end` on. A mapping that begins before `end` stays, of which less than
-  // kLargestMapping lies behind it; grow() uses it again.
+  // kMaxMapping lies behind it; grow() uses it again.
   void shrink(int64_t end);
   int64_t mapped() const { return mapped_; }
 
   // Bytes of a mapping at most: few calls for large ranges, and little that cannot be returned.
-  static constexpr int64_t kLargestMapping = 16 * kMappingUnit;
+  static constexpr int64_t kMaxMapping = 16 * kMappingUnit;
 
  private:
   void unmap_last();

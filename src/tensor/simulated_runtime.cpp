@@ -204,10 +204,10 @@ Status last_error(OpenDevice*) {
 
 // ---- streams
 
-Status create_stream(OpenDevice* device, bool prompt, void** stream) {
+Status create_stream(OpenDevice* device, bool high_priority, void** stream) {
   OpenGpu& open = gpu_at(device);
-  // Other ranks wait for the work of a prompt stream.
-  const auto hold = prompt             ? CheckedQueue::HeldItems::none
+  // Other ranks wait for the work of a high-priority stream.
+  const auto hold = high_priority      ? CheckedQueue::HeldItems::none
                     : open.gpu.patient ? CheckedQueue::HeldItems::all
                                        : CheckedQueue::HeldItems::some;
   *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);

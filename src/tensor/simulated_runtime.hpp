@@ -16,7 +16,8 @@ struct SimulatedGpu {
   int64_t memory = int64_t{32} << 30;
   // Seed of the delays of streams.
   uint64_t seed = 1;
-  // Runs no work of a stream until a wait needs it. Otherwise the work of prompt streams is not delayed.
+  // Runs no work of a stream until a wait needs it. Otherwise the work of high-priority streams is not
+  // delayed.
   bool patient = false;
 };
 void set_simulated_gpu(const SimulatedGpu& gpu);

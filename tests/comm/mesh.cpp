@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "comm/stage_map.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -232,4 +233,19 @@ TEST_CASE("a world that does not divide is an error with both products and the n
         std::string::npos);
   CHECK(error_of({.world = 16, .tp = 2, .pp = 2, .experts = true, .ep = 4, .pp_before_dp = true})
             .find("must be equal") != std::string::npos);
+}
+
+TEST_CASE("a map of stages names the ranks that it refuses") {
+  const auto error_of_map = [](std::vector<int64_t> ranks) {
+    try {
+      return std::to_string(StageMap(std::move(ranks)).chunks());
+    } catch (const Error& error) {
+      return error.message();
+    }
+  };
+  CHECK(error_of_map({1, 0, 0, 1}) == "2");
+  CHECK(error_of_map({}) == "a pipeline needs at least one stage");
+  CHECK(error_of_map({0, 1, 3, 0}) == "4 pipeline stages are not divided evenly over 4 ranks");
+  CHECK(error_of_map({0, 4, 1, 0}) == "pipeline stage 1 is on rank 4, not in 0 … 3");
+  CHECK(error_of_map({0, -1}) == "pipeline stage 1 is on rank -1, not in 0 … 1");
 }

@@ -173,8 +173,8 @@ TEST_CASE("nccl: ranks that do not find each other are named after the time-out"
   test::fake_nccl().wrong_id = group.rank() == 1;
   const std::string error = message_of([&] { const test::WithNcclChannel with(group, *device, 0.2); });
   CHECK(error.starts_with("rank " + std::to_string(group.rank()) +
-                          ", group `world`: NCCL cannot join the communicator of 2 ranks: not all ranks "
-                          "have come to it within 0.2 s (resilience.timeout)"));
+                          ", group `world`: NCCL cannot join the communicator of 2 ranks: "
+                          "timed out after 0.2 s (resilience.timeout): not all ranks reached it"));
   CHECK(test::fake_nccl().aborted == 1);
   group.barrier();
 }

@@ -350,5 +350,5 @@ TEST_CASE("a malformed GGUF file is refused with the location") {
   CHECK(holds(with_data(tensor(tensor(head(2, 0), "t", {8}, 0, 0), "u", {8}, 0, 0)), "32 is next"));
   CHECK(holds(
       with_data(tensor(head(1, 1).put_text("split.count").put<uint32_t>(2).put<uint16_t>(3), "t", {8}, 0, 0)),
-      "3 pieces"));
+      "3 files of a split model"));
 }

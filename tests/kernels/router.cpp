@@ -131,6 +131,13 @@ TEST_CASE("of equal scores the lower expert is chosen, also below zero and at ne
   }
 }
 
+TEST_CASE("an expert whose score is NaN is chosen first, whatever the sign of the NaN") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Array logits(DType::f32, {1, INFINITY, nan, 2, -INFINITY, -nan, 0, 3});
+  const RouterShape r{.tokens = 1, .experts = 8, .topk = 4};
+  CHECK(chosen(r, logits, {}) == Vec<int32_t>{2, 5, 1, 7});
+}
+
 TEST_CASE("counts of choices in segments, and losses with their gradients") {
   const int64_t tokens = 23, experts = 37, topk = 3;
   for (const TokenSegments segments : {TokenSegments{1, 23, 0}, {3, 9, 0}, {4, 8, 5}, {1, 64, 30}}) {

@@ -389,12 +389,12 @@ TEST_CASE("simulated kernels: norms of wide rows fit into the shared memory of e
     CHECK(error.file == nullptr);
     return std::vector{y, dx, rstd, mean, dgamma, dbeta};
   };
-  const auto expected = results(kernels::kMostSharedBytes);
+  const auto expected = results(kernels::kMaxSharedBytes);
   // sm_86, sm_89 and sm_120.
   CHECK(results(size_t{99} << 10) == expected);
   check_named(defects({1, 32, size_t{100} << 10}, both_shared_memories<32>, nullptr), kAtLaunchArray,
               "and a GPU allows 101376");
-  set_most_shared_bytes(kernels::kMostSharedBytes);
+  set_most_shared_bytes(kernels::kMaxSharedBytes);
 }
 
 TEST_CASE("simulated kernels: after a defect the next launch is as usual") {

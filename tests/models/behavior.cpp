@@ -512,12 +512,13 @@ TEST_CASE("what cannot be run is refused by name") {
   c.mtp_num_layers = 1;
   const std::string both = refusal(c);
   CHECK(both.find("unsupported: ") == 0);
-  CHECK(both.find("model.moe_grouped_gemm=false") != std::string::npos);
-  CHECK(both.find("model.mtp_num_layers=1") != std::string::npos);
+  CHECK(both.find("model.moe_grouped_gemm (a GEMM for each expert)") != std::string::npos);
+  CHECK(both.find("model.mtp_num_layers (multi-token prediction)") != std::string::npos);
   c = tiny_llama();
   c.recompute_granularity = config::RecomputeGranularity::selective;
   c.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::layernorm};
-  CHECK(refusal(c).find("recompute_modules=[layernorm]") != std::string::npos);
+  CHECK(refusal(c).find("model.recompute_modules (recomputation of modules other than core_attn") !=
+        std::string::npos);
   c = tiny_llama();
   c.fp32_residual_connection = true;
   CHECK(refusal(c).find("fp32_residual_connection") != std::string::npos);

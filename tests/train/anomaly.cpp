@@ -336,13 +336,13 @@ TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
       Running calm(config);
       calm.step();
       (loss ? calm.runner.state().recent_losses : calm.runner.state().recent_norms).assign(15, 1e-3);
-      CHECK(calm.step().events.empty());
+      CHECK(calm.step().anomalies.empty());
       recent.push_back(1e-3);
       const StepResult result = r.step();
-      CHECK(result.events.size() == (action == SpikeAction::off ? 0 : 1));
+      CHECK(result.anomalies.size() == (action == SpikeAction::off ? 0 : 1));
       if (action != SpikeAction::off) {
-        CHECK(result.events[0].event == (loss ? "loss_spike" : "grad_norm_spike"));
-        CHECK(result.events[0].text.find("more than 10 times the mean 0.001 of the 16 steps before") !=
+        CHECK(result.anomalies[0].event == (loss ? "loss_spike" : "grad_norm_spike"));
+        CHECK(result.anomalies[0].text.find("more than 10 times the mean 0.001 of the 16 steps before") !=
               std::string::npos);
       }
       const bool updates = action == SpikeAction::off || action == SpikeAction::warn;
@@ -373,9 +373,9 @@ TEST_CASE(
     sound.runner.state().recent_losses.assign(16, 1e-3);
     const StepResult result = sound.step();
     plain.step();
-    REQUIRE(result.events.size() == 2);
-    CHECK(result.events[1].event == "rerun");
-    CHECK(text_of(result.events[1], "cause") == "data");
+    REQUIRE(result.anomalies.size() == 2);
+    CHECK(result.anomalies[1].event == "rerun");
+    CHECK(text_of(result.anomalies[1], "cause") == "data");
     CHECK(sound.parameters() == plain.parameters());  // computing again changes nothing
 
     Running broken(config);

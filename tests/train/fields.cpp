@@ -215,7 +215,7 @@ std::string run_view(const config::Config& config) {
     for (int64_t step = 0; step < std::max<int64_t>(5, *config.train.train_iters - 1); ++step) {
       const StepResult result = runner.train_step(loader, timers);
       add(text, result.loss, result.gradient_norm, result.learning_rate, result.skipped, result.rewind);
-      for (const Anomaly& event : result.events) add(text, event.event, event.text);
+      for (const Anomaly& anomaly : result.anomalies) add(text, anomaly.event, anomaly.text);
       if (result.rewind) break;
     }
     add(text, runner.evaluate(data[1] ? data[1] : data[0], 1));

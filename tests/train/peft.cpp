@@ -282,7 +282,7 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
       runner.state() = load_state(ours, runner.store(), &runner.optimizer());
       SavePlan plan;
       plan.root = root / "again";
-      plan.base = train::base_of(ours);
+      plan.base = train::stored_base_hash(ours);
       plan.recipe = config::resolved_recipe(recipe);
       plan.assets = BaseModel::open(base_of(c)).assets();
       fs::create_directories(plan.root);

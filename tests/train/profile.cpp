@@ -194,12 +194,12 @@ TEST_CASE("8B parameters with 16-bit moments take 14 bytes each, and a step fits
   const StepEstimate narrow = estimated({"optimizer.main_grads_dtype=bf16"});
   MESSAGE(memory_text(narrow.memory));
   const int64_t gradients = narrow.memory.peak_by_category[size_t(MemoryCategory::gradients)];
-  constexpr int64_t kEmbedding = 128256 * 4096, kLargestBucket = kEmbedding + 40'000'000;
+  constexpr int64_t kEmbedding = 128256 * 4096, kMaxBucket = kEmbedding + 40'000'000;
   CHECK(gradients >= 2 * kParameters + 4 * kEmbedding);
-  CHECK(gradients <= 2 * kParameters + 4 * kLargestBucket);
-  CHECK(state_bytes(narrow) <= 12 * kParameters + 4 * kLargestBucket);
+  CHECK(gradients <= 2 * kParameters + 4 * kMaxBucket);
+  CHECK(state_bytes(narrow) <= 12 * kParameters + 4 * kMaxBucket);
   CHECK(state_bytes(estimated({"optimizer.main_grads_dtype=bf16", "optimizer.main_params_dtype=bf16"})) <=
-        8 * kParameters + 4 * kLargestBucket);
+        8 * kParameters + 4 * kMaxBucket);
 }
 
 TEST_CASE("a step that does not fit is refused with overrides that do") {

@@ -250,13 +250,13 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("shares of regions that several ranks hold: disjoint, complete, and distributed") {
+TEST_CASE("slices of regions that several ranks hold: disjoint, complete, and distributed") {
   for (const int64_t count : {int64_t{1}, int64_t{100}, int64_t{16384}, int64_t{100'001}, int64_t{5'000'000}})
     for (const int64_t holders : {1, 2, 3, 7})
       for (const int64_t turn : {0, 1, 5}) {
         std::vector<FlatRange> parts;
         for (int64_t place = 0; place < holders; ++place) {
-          const auto part = parallel::share_of({11, count}, place, holders, turn);
+          const auto part = parallel::replica_slice({11, count}, place, holders, turn);
           if (part.count > 0) parts.push_back(part);
           CHECK(part.count <= std::max<int64_t>(16384, (count + holders - 1) / holders + 64));
         }

@@ -219,7 +219,7 @@ std::optional<Error> diagnose_device_waits(const std::vector<RankStatus>& status
 
 Error transport_error(const RankStatus& status, const std::string& problem) {
   return {ErrorCode::rank_failure, rank_text(status) + " at " + step_text(status) + ": " + problem,
-          "NCCL_DEBUG=WARN shows what NCCL has seen; a resumed run goes on from the newest checkpoint"};
+          "set NCCL_DEBUG=WARN for NCCL's own log; a resumed run goes on from the newest checkpoint"};
 }
 
 std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, double timeout) {
@@ -230,7 +230,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
                 rank_text(status) + (status.remote ? " has sent no heartbeat since " : " is gone at ") +
                     step_text(status) + ": it was " + state_text(status),
                 (status.remote ? "its host or the network to it may be down; "
-                               : "the system's log says whether it took too much memory; ") +
+                               : "look for the OOM killer in the kernel log (dmesg); ") +
                     resume);
     add_others(error, statuses, status.rank);
     return error;

@@ -75,9 +75,9 @@ std::optional<RankStatus> parse_line(std::string_view line) {
     if (!value) return std::nullopt;
     n[i] = *value;
   }
-  constexpr int64_t kLargestRank = 1 << 24;
-  if (n[0] < 0 || n[0] > kLargestRank || n[2] < 0 || n[2] > static_cast<int64_t>(RankState::ended) ||
-      n[6] < 0 || n[6] > static_cast<int64_t>(Call::finalize))
+  constexpr int64_t kMaxRank = 1 << 24;
+  if (n[0] < 0 || n[0] > kMaxRank || n[2] < 0 || n[2] > static_cast<int64_t>(RankState::ended) || n[6] < 0 ||
+      n[6] > static_cast<int64_t>(Call::finalize))
     return std::nullopt;
   RankStatus status;
   status.rank = static_cast<int>(n[0]);

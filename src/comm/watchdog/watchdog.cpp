@@ -102,7 +102,7 @@ void Watchdog::watch() {
     status_table_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
     // Another process reports; the launcher ends this one.
     if (status_table_.report_claimed()) {
-      abort_transfers(Error(ErrorCode::rank_failure, "another rank has failed, as its report says"));
+      abort_transfers(Error(ErrorCode::rank_failure, "another rank has failed; its report has the error"));
       continue;
     }
     if (const auto error = find_failure()) report_failure(*error);

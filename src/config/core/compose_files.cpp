@@ -116,8 +116,7 @@ std::optional<int> Composer::read_named(const std::string& file, const std::stri
 void Composer::read_recipe() {
   const std::string& name = request_.recipe;
   if (name.empty())
-    fail(ErrorCode::usage, "no recipe is given",
-         "`capstan recipe ls` lists the recipes included with Capstan");
+    fail(ErrorCode::usage, "no recipe is given", "{recipe_list} lists the recipes included with Capstan");
   if (!text_ && is_external_model("model", name))
     fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), model_as_recipe_help(name));
   int source = -1;
@@ -145,7 +144,7 @@ void Composer::read_recipe() {
     // A path that cannot be looked at fails where it is read.
     if (!text_ && !fs::exists(name, ignored) && !ignored)
       fail_not_found("recipe", name,
-                     "a recipe is a YAML file, or a name without `/` (`capstan recipe ls` lists the names)");
+                     "a recipe is a YAML file, or a name without `/` ({recipe_list} lists the names)");
     source = add_source(Source::Kind::file, name, text_ ? *text_ : read_file(name, TreeLimits::kFileBytes),
                         directory_of(name));
     origin.root = out_.sources.back().directory;
@@ -161,9 +160,9 @@ void Composer::read_recipe() {
                                              : "to use the file of that name write `./" + name + "`");
       if (const std::string file = name + ".yaml"; fs::is_regular_file(file, ignored))
         fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near_paths_help({file}));
-      fail_no_recipe(library_, name,
-                     "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
-                     ".yaml");
+      fail_no_recipe(
+          library_, name,
+          "{recipe_list} lists them; a file is given by a path that contains `/` or ends in .yaml");
     }
     source = add_document(*found);
     if (!found->file.empty()) origin.root = out_.sources.back().directory;

@@ -121,7 +121,7 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
     for (size_t i = 0; i < names.size() && i < 6; ++i) all += (i ? ", " : "") + names[i];
     problem.help("its presets are " + all + (names.size() > 6 ? " and others" : ""));
   } else if (names.empty()) {
-    problem.help("it has none; write its fields as a mapping");
+    problem.help("`" + section.name + "` has no presets: write its fields as a mapping");
   }
   return false;
 }

@@ -53,7 +53,7 @@ std::string_view effect_name(Effect effect);
 // For readers, the name among its words: "numerics (math): the numbers of the training run".
 std::string_view effect_text(Effect effect);
 
-// How numbers of a field may be written (beside the C++ type).
+// How numbers of a field may be written, in addition to its C++ type.
 enum class NumberForm : uint8_t {
   // Integers: 42, 1_000, 4k, 1.5M, 1e6 (if it is integral). Reals: 1e-4.
   plain,
@@ -605,7 +605,7 @@ class Schema {
   }
 
   // Runs after all overrides where `path` is unset (or null), its inputs first: the dotted names in the
-  // formula that are fields. It leaves the target alone when it cannot tell.
+  // formula that are fields. It leaves the target alone when the inputs do not determine it.
   template <class Root>
   void derive(std::string path, std::string formula, void (*function)(Root&)) {
     add_derivation(std::move(path), std::move(formula),
@@ -633,7 +633,7 @@ class Schema {
   // Canonical path only.
   const FieldInfo* find_field(std::string_view path) const;
   const Derivation* find_derivation(std::string_view path) const;
-  // Canonical path, alias or old name; `spelled` tells which.
+  // Canonical path, alias or old name; `spelled` receives which of them it is.
   enum class Spelling : uint8_t { canonical, alias, old_name };
   const FieldInfo* find_spelling(std::string_view path, Spelling* spelled = nullptr) const;
   // The fields in the order of their declarations.

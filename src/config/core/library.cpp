@@ -171,7 +171,7 @@ void fail_no_recipe(const Library& library, std::string_view name, std::string o
   const std::string near = near_paths_help(near_matches(name, names));
   if (const std::string model = model_as_recipe_help(std::string(name)); !model.empty())
     fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), model);
-  if (otherwise.empty()) otherwise = "`capstan recipe ls` lists the names";
+  if (otherwise.empty()) otherwise = "{recipe_list} lists the names";
   fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near.empty() ? otherwise : near);
 }
 

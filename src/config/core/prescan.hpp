@@ -1,5 +1,5 @@
 // One pass over YAML text before yaml-cpp sees it: refuses what would make the parser slow, deep or silent,
-// and finds what its messages cannot tell (where an unclosed bracket was opened, tabs used for indentation).
+// and finds facts that its messages lack (where an unclosed bracket was opened, tabs used for indentation).
 #pragma once
 
 #include <optional>

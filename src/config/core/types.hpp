@@ -1,6 +1,6 @@
-// The value types a section struct may use beside bool, int64_t, double, std::string, enums, std::optional,
-// std::vector and, for an open map in the order written, std::vector<std::pair<std::string, …>>. A section
-// header includes this file and nothing heavier.
+// The value types a section struct may use in addition to bool, int64_t, double, std::string, enums,
+// std::optional, std::vector and, for an open map in the order written,
+// std::vector<std::pair<std::string, …>>. A section header includes this file and nothing heavier.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Communication beside computation. The overlaps of data parallelism are fields of `ddp`.
+// Overlap of communication with computation. The overlaps of data parallelism are fields of `ddp`.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 namespace capstan::config {
 
 namespace {
-std::vector<WeightedPrefix> of_blend(const Blend& blend) {
+std::vector<WeightedPrefix> weighted_prefixes(const Blend& blend) {
   std::vector<WeightedPrefix> result;
   for (const auto& [prefix, weight] : blend) result.push_back({prefix, weight});
   return result;
@@ -49,13 +49,13 @@ std::optional<std::array<double, 3>> split_shares(std::string_view text) {
 DataSources data_sources(const DatasetConfig& dataset) {
   DataSources result;
   if (!dataset.train_blend.empty()) {
-    result.splits = {of_blend(dataset.train_blend), of_blend(dataset.valid_blend),
-                     of_blend(dataset.test_blend)};
+    result.splits = {weighted_prefixes(dataset.train_blend), weighted_prefixes(dataset.valid_blend),
+                     weighted_prefixes(dataset.test_blend)};
     return result;
   }
   result.shares = split_shares(dataset.split.value_or("969,30,1"));
   if (!dataset.blend.empty()) {
-    result.splits[0] = of_blend(dataset.blend);
+    result.splits[0] = weighted_prefixes(dataset.blend);
     return result;
   }
   std::optional<double> weight;

@@ -203,8 +203,7 @@ void position_fields(Section<ModelConfig>& s) {
   s.field("rope_scaling_mscale", &M::rope_scaling_mscale)
       .doc(
           "YaRN's mscale of cos and sin, relative to rope_scaling_mscale_all_dim (DeepSeek); null: the "
-          "factor "
-          "of the YaRN paper")
+          "factor of the YaRN paper")
       .above(0)
       .used_when<Config>(yarn, scales_as_yarn)
       .known_as("mscale");
@@ -409,7 +408,7 @@ void expert_fields(Section<ModelConfig>& s) {
       .unit("experts")
       .range(1, 1 << 20)
       .known_as("num_experts_per_tok")
-      .unsupported("more than 64 experts of a token", above_64);
+      .unsupported("more than 64 experts per token", above_64);
   moe(s.field("moe_router_score_function", &M::moe_router_score_function))
       .doc("score function of the router logits");
   moe(s.field("moe_router_pre_softmax", &M::moe_router_pre_softmax))
@@ -449,8 +448,8 @@ void expert_fields(Section<ModelConfig>& s) {
                    [](const Value& v) { return v.text == "global_aux_loss" || v.text == "sinkhorn"; });
   moe(s.field("moe_aux_loss_coeff", &M::moe_aux_loss_coeff))
       .doc(
-          "coefficient of the load-balancing loss, a mean over micro-batches; typical: 1e-2; balanced load: "
-          "the loss is 1")
+          "coefficient of the load-balancing loss (1 at balanced load; mean over micro-batches); typical: "
+          "1e-2")
       .min(0);
   moe(s.field("moe_z_loss_coeff", &M::moe_z_loss_coeff))
       .doc("coefficient of the router z-loss, which penalizes large logits; typical: 1e-3; null: none")
@@ -543,8 +542,7 @@ void latent_fields(Section<ModelConfig>& s) {
   s.field("latent_layernorm_epsilon", &M::latent_layernorm_epsilon)
       .doc(
           "epsilon of the norms of compressed queries, keys and values (qk_layernorm); DeepSeek's classes "
-          "fix "
-          "it at 1e-6")
+          "fix it at 1e-6")
       .above(0)
       .used_when<Config>(latent, has_latent_attention)
       .used_when<Config>("`model.qk_layernorm` is true",

@@ -112,7 +112,8 @@ struct EnumNames<RecomputeModule> {
 template <>
 struct EnumNames<RouterScore> {
   static constexpr EnumEntry<RouterScore> list[] = {
-      {RouterScore::softmax, "softmax", "softmax over all experts"},
+      {RouterScore::softmax, "softmax",
+       "softmax of the logits: over the selected experts, or over all with moe_router_pre_softmax"},
       {RouterScore::sigmoid, "sigmoid", "sigmoid of each expert's logit"},
   };
 };

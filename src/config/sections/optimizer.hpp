@@ -61,7 +61,7 @@ struct EnumNames<MomentType> {
       {MomentType::bf16, "bf16", "bfloat16: 8 exponent bits, 7 mantissa bits", "bfloat16 torch.bfloat16"},
       {MomentType::fp16, "fp16", "IEEE half precision: 5 exponent bits, 10 mantissa bits",
        "float16 half torch.float16"},
-      {MomentType::fp8, "fp8", "E4M3 with an fp32 scale for 64 elements", "uint8 torch.uint8"},
+      {MomentType::fp8, "fp8", "E4M3 with an fp32 scale per 64 elements", "uint8 torch.uint8"},
   };
 };
 

@@ -36,8 +36,8 @@ void describe(Section<ResilienceConfig>& s) {
       .effect(Effect::memory);
   s.field("memory_limit_host", &R::memory_limit_host)
       .doc(
-          "limit of one rank's host memory for its device: snapshots and upload buffers; with "
-          "train.device=cpu the smaller of the two limits applies")
+          "limit of the host memory that one rank uses for its device (snapshots, upload buffers); "
+          "train.device=cpu: the smaller limit applies")
       .min(1)
       .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)

@@ -80,12 +80,14 @@ RULE("R0706", experts_and_tensor_need_sequence,
      "dist.expert_tensor_parallel_size") {
   const int64_t tp = c.dist.tensor_model_parallel_size, etp = c.dist.expert_tensor_parallel_size.value_or(tp);
   if (!has_experts(c) || tp == 1 || c.dist.sequence_parallel) return;
-  if (c.dist.expert_model_parallel_size == 1 && etp == tp) return;
+  const int64_t ep = c.dist.expert_model_parallel_size;
+  if (ep == 1 && etp == tp) return;
+  std::string expert_ranks = ep == 1 ? "" : counted(ep, "expert-parallel rank");
+  if (etp != tp) expert_ranks += (ep == 1 ? "" : " and ") + counted(etp, "expert tensor-parallel rank");
   report
-      .error("the tensor-parallel size " + to_text(tp) +
-             " needs `dist.sequence_parallel` with experts over " +
-             to_text(c.dist.expert_model_parallel_size) + " expert-parallel and " + to_text(etp) +
-             " expert tensor-parallel ranks: else every token is routed once for each tensor-parallel rank")
+      .error("tensor parallelism (" + counted(tp, "rank") + ") with " + expert_ranks +
+             " needs `dist.sequence_parallel`: without it, each tensor-parallel rank would dispatch the same "
+             "tokens")
       .help("set dist.sequence_parallel=true");
 }
 
@@ -105,8 +107,7 @@ RULE("R0720", experts_exclude_quantized_base, "peft.base_quantization excludes a
   report
       .error(
           "`peft.base_quantization` is set for a model with experts, whose weights this version does not "
-          "keep "
-          "in 4 bits")
+          "keep in 4 bits")
       .help("set peft.base_quantization=none");
 }
 

@@ -417,8 +417,7 @@ RULE("R0320", v_shape_divides_evenly,
   report
       .error(
           "`dist.pipeline_schedule` zb_v has the first and the last stage on the same rank: sizes of the "
-          "first "
-          "or last pipeline stage do not say how the layers of a rank are divided")
+          "first or last pipeline stage do not say how the layers of a rank are divided")
       .help("give the stages in full with dist.pipeline_model_parallel_layout");
 }
 

@@ -244,7 +244,7 @@ RULE("R0512", main_params_have_a_format,
 }
 
 // Each micro-batch then adds less than 4 units in the last place of the sum.
-constexpr int64_t kMostBf16MicroBatches = 64;
+constexpr int64_t kMaxBf16MicroBatches = 64;
 
 RULE("R0517", bf16_gradients_of_few_micro_batches,
      "main_grads_dtype bf16 loses precision with more than 64 micro-batches", "optimizer.main_grads_dtype",
@@ -254,7 +254,7 @@ RULE("R0517", bf16_gradients_of_few_micro_batches,
     return;
   const int64_t micro_batches =
       *c.train.global_batch_size / (c.train.micro_batch_size * *c.dist.data_parallel_size);
-  if (micro_batches <= kMostBf16MicroBatches) return;
+  if (micro_batches <= kMaxBf16MicroBatches) return;
   report
       .warning("`optimizer.main_grads_dtype` bf16: the sums of " + to_text(micro_batches) +
                " micro-batches are rounded to 8 significant bits after each of them")

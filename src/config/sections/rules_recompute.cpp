@@ -66,7 +66,7 @@ RULE("R0803", modules_need_selective_recompute, "recompute_modules is for select
 
 // Attention never keeps its scores: core_attn is recomputed in any case.
 RULE("R0809", selective_names_more_than_core_attn,
-     "selective recomputation names a module beside core_attn, which never stores its scores",
+     "selective recomputation names a module other than core_attn, which never stores its scores",
      "model.recompute_granularity", "model.recompute_modules") {
   if (!selective(c) || c.model.recompute_modules != std::vector{RecomputeModule::core_attn}) return;
   report

@@ -17,7 +17,7 @@ std::string codes(const std::vector<std::string>& texts) {
 
 static constexpr size_t kColumns = 110;
 
-// The parts of a text between which a line may end: words, with short code spans in one piece. A line that
+// The parts of a text between which a line may end: words and short code spans. A line that
 // began with one of the characters of `marks` would be a list, a heading, a table or a quotation.
 static std::vector<std::string_view> breakable_parts(std::string_view text) {
   constexpr std::string_view marks = "-+*#|>=";

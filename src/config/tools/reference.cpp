@@ -90,8 +90,8 @@ std::string section_page(const Schema& schema, const Library& library, const Sec
 std::string rules_page(const Schema& schema) {
   std::string out =
       "# Rules and codes\n\n"
-      "Reference, for users whose recipe is refused: the rules that `capstan check` applies beside the type "
-      "and range of each field. `capstan explain R0206` shows one of them.\n\n";
+      "Reference, for users whose recipe is refused: the rules that `capstan check` applies in addition "
+      "to the type and range of each field. `capstan explain R0206` shows one of them.\n\n";
   for (const auto& rule : schema.rules())
     out += "## " + rule.code + " " + rule.name + "\n\n" + rule.doc + "\n\n- reads: " + codes(rule.reads) +
            "\n\n";

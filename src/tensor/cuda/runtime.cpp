@@ -211,11 +211,11 @@ cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
-Status create_stream(OpenDevice* device, bool prompt, void** stream) {
+Status create_stream(OpenDevice* device, bool high_priority, void** stream) {
   CAPSTAN_USE(device);
   cudaStream_t created = nullptr;
   CAPSTAN_CUDA(cudaStreamCreateWithPriority, &created, cudaStreamNonBlocking,
-               prompt ? device->highest_priority : device->lowest_priority);
+               high_priority ? device->highest_priority : device->lowest_priority);
   *stream = created;
   return {};
 }

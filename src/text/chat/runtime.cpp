@@ -69,7 +69,7 @@ List Runtime::items_of(const Value& value) {
     }
     return items;
   }
-  error(std::string("cannot go through a ") + value.type_name());
+  error(std::string("a ") + value.type_name() + " is not iterable");
 }
 
 namespace {

@@ -159,7 +159,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     load_parameters(source, *store_, ParameterSet::base);
     load_parameters(*adapters->tensors, *store_, ParameterSet::adapters);
   } else if (config.peft) {
-    load_base(config, *store_, base_of(*weights.checkpoint()), world.communicator());
+    load_base(config, *store_, stored_base_hash(*weights.checkpoint()), world.communicator());
     load_parameters(source, *store_, ParameterSet::adapters);
   } else {
     load_parameters(source, *store_);

@@ -342,8 +342,7 @@ void check_state(const Reader& reader, const parallel::FlatStore& store, const o
          "checkpoint `" + reader.directory().string() +
              "` was saved without optimizer state (checkpoint.save_optim)",
          "a new run continues from it with a fresh optimizer (checkpoint.load, checkpoint.load_optim=false), "
-         "or "
-         "starts from the weights alone (checkpoint.pretrained_checkpoint)");
+         "or starts from the weights alone (checkpoint.pretrained_checkpoint)");
   check_shapes(reader, store, trained_part(store), optimizer);
 }
 
@@ -355,10 +354,10 @@ static std::string text_of_state(const Reader& reader, const char* key) {
   const auto json = counters_in(reader);
   return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
 }
-std::string data_of(const Reader& reader) {
+std::string stored_data_fingerprint(const Reader& reader) {
   return text_of_state(reader, "data");
 }
-std::string base_of(const Reader& reader) {
+std::string stored_base_hash(const Reader& reader) {
   return text_of_state(reader, "base");
 }
 

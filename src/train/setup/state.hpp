@@ -141,8 +141,8 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
 
 // SavePlan::data and ::base of a checkpoint; empty if they were not stored.
-std::string data_of(const checkpoint::Reader& reader);
-std::string base_of(const checkpoint::Reader& reader);
+std::string stored_data_fingerprint(const checkpoint::Reader& reader);
+std::string stored_base_hash(const checkpoint::Reader& reader);
 // The tokenizer with which the run was trained: the copy in the checkpoint, else the record in its state.
 // nullopt: the checkpoint has neither, as those of earlier versions.
 std::optional<data::TokenizerRecord> tokenizer_of(const checkpoint::Reader& reader);

@@ -150,7 +150,8 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
     // An error names a model that is not there as the user did.
     std::error_code unknown;
     const bool exists = std::filesystem::exists(config::split_scheme(name).path, unknown);
-    const auto model = formats::ExternalModel::open(exists ? formats::absolute_name(name) : name);
+    const auto model = formats::ExternalModel::open(
+        exists ? config::absolute_name(name, std::filesystem::current_path()) : name);
     stored.checkpoint = model->name();
     stored.resolution = formats::resolve_recipe(*model, std::move(request));
     if (stored.resolution.ok()) refuse_other_tokenizer(stored, *model);

@@ -29,13 +29,14 @@ void detect_spike(std::optional<double> limit, config::SpikeAction action, doubl
                   AnomalyDecision& result) {
   if (!limit || !std::isfinite(value) || value <= *limit) return;
   const double mean = mean_of(recent);
-  result.events.push_back({event,
-                           std::string("the ") + quantity + " is " + significant(value, 4) + ", more than " +
-                               to_text(factor) + " times the mean " + significant(mean, 4) + " of the " +
-                               std::to_string(recent.size()) + " steps before",
-                           std::string(config::enum_name(action)),
-                           {{"value", value}, {"mean", mean}, {"factor", factor}},
-                           {}});
+  result.anomalies.push_back({event,
+                              std::string("the ") + quantity + " is " + significant(value, 4) +
+                                  ", more than " + to_text(factor) + " times the mean " +
+                                  significant(mean, 4) + " of the " + std::to_string(recent.size()) +
+                                  " steps before",
+                              std::string(config::enum_name(action)),
+                              {{"value", value}, {"mean", mean}, {"factor", factor}},
+                              {}});
   result.action = std::max(result.action, action);
 }
 

@@ -27,7 +27,7 @@ struct Anomaly {
 struct AnomalyDecision {
   // The most severe of the findings.
   config::SpikeAction action = config::SpikeAction::off;
-  std::vector<Anomaly> events;
+  std::vector<Anomaly> anomalies;
 };
 
 // The thresholds of loss and gradient norm above which the next step has a spike: the factor times the mean

@@ -159,7 +159,7 @@ BatchUploader::~BatchUploader() {
 
 bool BatchUploader::may_grow(int64_t bytes) const {
   if (slots_.empty()) return true;
-  return !device_.shares_host_memory() && (slots_.size() < kFewestBuffers || bytes_ + bytes <= kMostBytes);
+  return !device_.shares_host_memory() && (slots_.size() < kFewestBuffers || bytes_ + bytes <= kMaxBytes);
 }
 
 void BatchUploader::set_size(Slot& slot, int64_t bytes) {

@@ -46,13 +46,13 @@ class PendingBatch {
 };
 
 // Copies micro-batches on the host-to-device queue, beside the compute queue, from pinned buffers: one for
-// each micro-batch of a step, as long as they take no more than kMostBytes together, and at least
+// each micro-batch of a step, as long as they take no more than kMaxBytes together, and at least
 // kFewestBuffers. With more micro-batches the buffers are used in turn, and the host waits where it is as
 // many micro-batches ahead of the device. One buffer where the memory is the host's.
 class BatchUploader {
  public:
   static constexpr size_t kFewestBuffers = 4;
-  static constexpr int64_t kMostBytes = int64_t{16} << 20;
+  static constexpr int64_t kMaxBytes = int64_t{16} << 20;
   BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}
   // Waits for copies that are under way: they read the buffers.
   ~BatchUploader();

@@ -90,7 +90,7 @@ class Starter {
     runner_.set_schedules(state_.schedule.schedule(), state_.schedule.decoupled_schedule());
     check_same_tokenizer(config_, world_, data_, reader);
     runner_.initialize();
-    if (config_.peft) load_base_weights(base_of(reader));
+    if (config_.peft) load_base_weights(stored_base_hash(reader));
     // checkpoint.load_optim is about checkpoint.load; the moments in the run's own checkpoint are the run's.
     const bool with_optimizer = whose == CheckpointOf::this_run || config_.checkpoint.load_optim;
     runner_.state() = load_state(reader, runner_.store(), with_optimizer ? &runner_.optimizer() : nullptr);

@@ -41,7 +41,7 @@ static void refuse(const std::vector<config::MissingFeature>& missing) {
   if (missing.empty()) return;
   std::string message = "this recipe is valid, but this version cannot train it:";
   for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
-  fail(ErrorCode::unsupported, message, "`capstan show` and `capstan diff` work on it");
+  fail(ErrorCode::unsupported, message, "{show_and_diff} work on it");
 }
 void refuse_missing_features(const config::Config& config) {
   refuse(config::missing_features(config::schema(), &config));

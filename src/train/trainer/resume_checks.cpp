@@ -57,7 +57,7 @@ bool harmless(const RecipeChange& change, const RunData& data, const checkpoint:
   const bool sources = change.path == "dataset.data_path" ||
                        (change.path.starts_with("dataset.") &&
                         (change.path.find("blend") != std::string::npos || change.path.ends_with("_files")));
-  return sources && !data.fingerprint.empty() && data_of(reader) == data.fingerprint;
+  return sources && !data.fingerprint.empty() && stored_data_fingerprint(reader) == data.fingerprint;
 }
 
 void report_schedule(const config::Config& config, const ScheduleChoice& choice, int64_t total_steps,
@@ -108,7 +108,7 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
       log.line("changed since the checkpoint: " + text);
     }
   }
-  const std::string trained_on = data_of(reader);
+  const std::string trained_on = stored_data_fingerprint(reader);
   if (options.changes_since && altering.empty() && !trained_on.empty() && trained_on != data.fingerprint)
     fail(ErrorCode::failed,
          std::string(

@@ -77,7 +77,7 @@ void RunRecorder::rewind(int64_t step) {
 
 void RunRecorder::write(const records::MetricsRow& row) {
   if (!metrics_) return;
-  constexpr size_t kLongest = size_t{1} << 17;
+  constexpr size_t kMaxRows = size_t{1} << 17;
   unwritten_.push_back(row);
   try {
     const bool complained = unwritten_.size() > 1;
@@ -87,7 +87,7 @@ void RunRecorder::write(const records::MetricsRow& row) {
     }
     if (complained) log_.line("metrics.jsonl can be written again, and is complete");
   } catch (const Error& error) {
-    if (unwritten_.size() > kLongest) unwritten_.pop_front();
+    if (unwritten_.size() > kMaxRows) unwritten_.pop_front();
     if (unwritten_.size() > 1 && seconds_since(last_warning_) < 30) return;
     last_warning_ = std::chrono::steady_clock::now();
     log_.warning(error.message() + "; training continues, " + std::to_string(unwritten_.size()) +

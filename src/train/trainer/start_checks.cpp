@@ -124,7 +124,7 @@ void check_load(const config::Config& config, const RunOptions& options, const R
     check_same_tokenizer(config, state.world(), *data, reader);
   }
   if (config.peft && !config.peft->random_base)
-    (void)open_base(config, base_of(reader), state.world().communicator());
+    (void)open_base(config, stored_base_hash(reader), state.world().communicator());
   const auto optimizer = config.checkpoint.load_optim ? state.make_optimizer() : nullptr;
   check_state(reader, state.store(), optimizer.get());
 }

@@ -21,7 +21,7 @@ RunData open_data(config::Config& config, Warnings* warnings = nullptr);
 struct HeldData {
   // Bytes of data and of their indices that a run holds in memory, for `held_data` of estimates.
   int64_t bytes = 0;
-  // What `bytes` leaves out because the data cannot be opened, and why; empty: nothing that counts.
+  // Data that `bytes` leaves out because it cannot be opened, with the reason; empty: none.
   std::string left_out;
 };
 // Opens the data of a run: tokenizes fine-tuning data, builds the indices of Megatron's order. Writes

@@ -292,16 +292,16 @@ void StepLogger::write_step_events(const StepResult& result) {
   recorder_.write_events(runner_.state().step, scalars);
 }
 
-void StepLogger::report_anomalies(int64_t step, const std::vector<Anomaly>& events,
+void StepLogger::report_anomalies(int64_t step, const std::vector<Anomaly>& anomalies,
                                   std::optional<int64_t> row_step) {
-  for (const Anomaly& event : events) {
-    log_.warning("step " + std::to_string(step) + ": " + event.text +
-                 (event.action.empty() ? "" : ": " + event.action));
-    records::MetricsRow row(row_step.value_or(step), event.event);
+  for (const Anomaly& anomaly : anomalies) {
+    log_.warning("step " + std::to_string(step) + ": " + anomaly.text +
+                 (anomaly.action.empty() ? "" : ": " + anomaly.action));
+    records::MetricsRow row(row_step.value_or(step), anomaly.event);
     if (row_step) row.integer("seen_at_step", step);
-    for (const auto& [name, value] : event.numbers) row.number(name, value);
-    if (!event.action.empty()) row.text("action", event.action);
-    for (const auto& [name, value] : event.texts) row.text(name, value);
+    for (const auto& [name, value] : anomaly.numbers) row.number(name, value);
+    if (!anomaly.action.empty()) row.text("action", anomaly.action);
+    for (const auto& [name, value] : anomaly.texts) row.text(name, value);
     recorder_.write(row);
   }
 }

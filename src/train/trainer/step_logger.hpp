@@ -62,7 +62,7 @@ class StepLogger {
   // Called after each step: ends the time of the step, and writes its log line and rows when they are due.
   void log_step(const StepResult& result);
   // `row_step`: after a rewind, the step from which the run continues; rows in metrics.jsonl get this step.
-  void report_anomalies(int64_t step, const std::vector<Anomaly>& events,
+  void report_anomalies(int64_t step, const std::vector<Anomaly>& anomalies,
                         std::optional<int64_t> row_step = {});
   // split: "validation" or "test".
   void report_evaluation(const std::string& split, double loss, double seconds);

@@ -88,11 +88,11 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   const config::SpikeAction action = check_values(values, result);
   const bool failed = ends_run(values);
   // A rerun comes before the update.
-  const bool held = reruns() && (failed || !result.events.empty());
+  const bool held = reruns() && (failed || !result.anomalies.empty());
   CAPSTAN_ASSERT((values.control.skip != 0) == (failed || result.skipped || held),
                  "the device and the host decide differently about an update");
-  if (held) rerun_and_compare(values, timers, result.events);
-  if (failed) fail_not_finite(values, result.events);
+  if (held) rerun_and_compare(values, timers, result.anomalies);
+  if (failed) fail_not_finite(values, result.anomalies);
   // Megatron's rules: only values that are not finite are an overflow, and a step whose update is skipped for
   // another reason is a clean one. After a rewind, the scale is that of the checkpoint.
   if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
@@ -134,10 +134,10 @@ std::vector<RouterResult> StepRunner::router_results() const {
 // is not finite ends the run, because another scale would not change it (Megatron's
 // check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
 bool StepRunner::ends_run(const StepValues& values) const {
-  constexpr double kLargestScaleOfLosses = 0x1p64;
+  constexpr double kMaxSafeLossScale = 0x1p64;
   if (!config_.resilience.check_for_nan) return false;
   if (!loss_scaler_ || !loss_scaler_->is_dynamic()) return !is_finite(values);
-  return !std::isfinite(values.loss) && state_.loss_scale->scale <= kLargestScaleOfLosses;
+  return !std::isfinite(values.loss) && state_.loss_scale->scale <= kMaxSafeLossScale;
 }
 
 bool StepRunner::is_finite(const StepValues& values) {
@@ -156,7 +156,7 @@ config::SpikeAction StepRunner::check_values(const StepValues& values, StepResul
   result.overflow = loss_scaler_ && !is_finite(values);
   result.skipped = decision.action >= config::SpikeAction::skip || (threshold && values.norm > *threshold) ||
                    result.overflow;
-  result.events = std::move(decision.events);
+  result.anomalies = std::move(decision.anomalies);
   return decision.action;
 }
 
@@ -242,7 +242,7 @@ MicroBatchRunner::Losses StepRunner::rerun_batch(StepTimers& timers, TapeObserve
 
 // Computes the same batch again from the same parameters. Healthy hardware gives the same bits.
 void StepRunner::rerun_and_compare(const StepValues& first, StepTimers& timers,
-                                   std::vector<Anomaly>& events) {
+                                   std::vector<Anomaly>& anomalies) {
   timers.enter(Phase::other);
   begin_gradients();
   const MicroBatchRunner::Losses losses = rerun_batch(timers, observer_);
@@ -257,35 +257,35 @@ void StepRunner::rerun_and_compare(const StepValues& first, StepTimers& timers,
   for (size_t r = 0; r < differing.size(); ++r)
     if (!differing[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   const std::string step = std::to_string(state_.step + 1);
-  Anomaly event{"rerun", "", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
+  Anomaly anomaly{"rerun", "", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
   if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
-    event.numbers.insert(event.numbers.end(), {{"grad_norm", first.norm},
-                                               {"grad_norm_again", again.norm},
-                                               {"loss_difference", again.loss - first.loss},
-                                               {"grad_norm_difference", again.norm - first.norm}});
+    anomaly.numbers.insert(anomaly.numbers.end(), {{"grad_norm", first.norm},
+                                                   {"grad_norm_again", again.norm},
+                                                   {"loss_difference", again.loss - first.loss},
+                                                   {"grad_norm_difference", again.norm - first.norm}});
   }
   if (ranks.empty()) {
-    event.text =
+    anomaly.text =
         "step " + step +
         " gave the same bits when computed again: the cause is the data or the model, not the hardware";
-    event.texts.push_back({"cause", "data"});
-    events.push_back(std::move(event));
+    anomaly.texts.push_back({"cause", "data"});
+    anomalies.push_back(std::move(anomaly));
     return;
   }
-  event.text = "step " + step + " gave different bits on rank " + ranks +
-               " when computed again: the cause is the hardware";
-  event.texts.insert(event.texts.end(), {{"cause", "hardware"}, {"ranks", ranks}});
-  failure_anomalies_ = events;
-  failure_anomalies_.push_back(event);
-  fail(
-      ErrorCode::rank_failure,
-      event.text + "; parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
-      "{resume_elsewhere} on another machine: this machine's results cannot be trusted");
+  anomaly.text = "step " + step + " gave different bits on rank " + ranks +
+                 " when computed again: the cause is the hardware";
+  anomaly.texts.insert(anomaly.texts.end(), {{"cause", "hardware"}, {"ranks", ranks}});
+  failure_anomalies_ = anomalies;
+  failure_anomalies_.push_back(anomaly);
+  fail(ErrorCode::rank_failure,
+       anomaly.text + "; parameters and optimizer state are unchanged since step " +
+           std::to_string(state_.step),
+       "{resume_elsewhere} on another machine: this machine's results cannot be trusted");
 }
 
-void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> events) {
+void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> anomalies) {
   const Anomaly cause = locate_not_finite(values);
-  failure_anomalies_ = std::move(events);
+  failure_anomalies_ = std::move(anomalies);
   failure_anomalies_.push_back(cause);
   const bool loss_is_finite = std::isfinite(values.loss);
   fail(ErrorCode::failed,
@@ -318,15 +318,15 @@ Anomaly StepRunner::locate_not_finite(const StepValues& values) {
   if (!check.found().empty())
     operation = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
                 std::to_string(batch_.size());
-  Anomaly event{"not_finite", "", "", {{"loss", values.loss}, {"grad_norm", values.norm}}, {}};
+  Anomaly anomaly{"not_finite", "", "", {{"loss", values.loss}, {"grad_norm", values.norm}}, {}};
   // Adds the finding of the first rank that has one. Collective.
   const auto append_first_finding = [&](const char* key, const std::string& found, const auto& text_of) {
     const auto all = comm::gather_texts(world_, found);
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].empty()) continue;
-      event.texts.push_back({key, all[rank]});
-      event.text += (event.text.empty() ? "" : "; ") +
-                    text_of(all[rank], all.size() > 1 ? "rank " + std::to_string(rank) : "");
+      anomaly.texts.push_back({key, all[rank]});
+      anomaly.text += (anomaly.text.empty() ? "" : "; ") +
+                      text_of(all[rank], all.size() > 1 ? "rank " + std::to_string(rank) : "");
       return;
     }
   };
@@ -339,8 +339,8 @@ Anomaly StepRunner::locate_not_finite(const StepValues& values) {
   });
   append_first_finding("gradient", gradient,
                        [](Text name, Text) { return "first gradient: `" + name + "`"; });
-  if (event.text.empty()) event.text = "every operation's output is finite when it runs again";
-  return event;
+  if (anomaly.text.empty()) anomaly.text = "every operation's output is finite when it runs again";
+  return anomaly;
 }
 
 void StepRunner::consume_batch() {

@@ -25,7 +25,7 @@
 
 namespace capstan::train {
 
-// What the router of one layer did in a step.
+// Statistics of one layer's router in a step.
 struct RouterResult {
   int64_t layer = 0;
   // The fraction of the choices that fell on each expert.
@@ -62,7 +62,7 @@ struct StepResult {
   bool overflow = false;
   // A spike requires a rewind to the last checkpoint. Parameters and counters are those before the step.
   bool rewind = false;
-  std::vector<Anomaly> events;
+  std::vector<Anomaly> anomalies;
 };
 
 class StepRunner {
@@ -146,8 +146,8 @@ class StepRunner {
   void count_update(const StepResult& result);
   // From the values that were read last.
   std::vector<RouterResult> router_results() const;
-  void rerun_and_compare(const StepValues& first, StepTimers& timers, std::vector<Anomaly>& events);
-  [[noreturn]] void fail_not_finite(const StepValues& values, std::vector<Anomaly> events);
+  void rerun_and_compare(const StepValues& first, StepTimers& timers, std::vector<Anomaly>& anomalies);
+  [[noreturn]] void fail_not_finite(const StepValues& values, std::vector<Anomaly> anomalies);
   Anomaly locate_not_finite(const StepValues& values);
 
   const config::Config& config_;

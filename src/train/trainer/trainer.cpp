@@ -224,7 +224,7 @@ void Trainer::begin_step() {
 }
 
 void Trainer::end_step(const StepResult& result) {
-  logger_->report_anomalies(step(), result.events);
+  logger_->report_anomalies(step(), result.anomalies);
   check_skipped_update(result);
   logger_->log_step(result);
   if (options_.on_step && !call_on_step(result)) callback_stops_ = true;
@@ -232,7 +232,7 @@ void Trainer::end_step(const StepResult& result) {
 
 // Reports an update that was left out. ErrorCode::failed after too many in a row.
 void Trainer::check_skipped_update(const StepResult& result) {
-  const bool spike = !result.events.empty();
+  const bool spike = !result.anomalies.empty();
   skips_in_a_row_ = result.skipped && spike ? skips_in_a_row_ + 1 : 0;
   if (skips_in_a_row_ > config_.resilience.spike_window)
     fail(ErrorCode::failed,
@@ -283,11 +283,11 @@ bool Trainer::rewind(StepResult& result) {
   for (const std::string& reason : refused) log_->warning("checkpoint not used: " + reason);
   TrainState& state = runner_->state();
   if (rewinds >= config_.resilience.max_rewinds || !found) {
-    for (Anomaly& event : result.events)
-      if (event.action == config::enum_name(config::SpikeAction::rewind))
-        event.action = found ? "stop" : "skip";
+    for (Anomaly& anomaly : result.anomalies)
+      if (anomaly.action == config::enum_name(config::SpikeAction::rewind))
+        anomaly.action = found ? "stop" : "skip";
     if (found) {
-      logger_->report_anomalies(spike, result.events);
+      logger_->report_anomalies(spike, result.anomalies);
       fail(ErrorCode::failed,
            "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
                " rewinds (resilience.max_rewinds)",
@@ -311,7 +311,7 @@ bool Trainer::rewind(StepResult& result) {
   recorder_->rewind(state.step);
   logger_->reset_intervals();
   // The rows of the anomalies have the step from which the run continues, so that a resume keeps them.
-  logger_->report_anomalies(spike, result.events, state.step);
+  logger_->report_anomalies(spike, result.anomalies, state.step);
   log_->warning("rewound to step " + std::to_string(state.step) + "; skipping the batch of step " +
                 std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
                 std::to_string(config_.resilience.max_rewinds) + ")");
