@@ -419,8 +419,8 @@ TEST_CASE_TEMPLATE("a step that is computed again has the same gradients", D, CP
     r.step(), r.step();
     r.runner.state().recent_losses.assign(16, 1e-3);
     const train::StepResult result = r.step();
-    REQUIRE(result.events.size() == 2);
-    CHECK(result.events[1].text.find("gave the same bits when computed again") != std::string::npos);
+    REQUIRE(result.anomalies.size() == 2);
+    CHECK(result.anomalies[1].text.find("gave the same bits when computed again") != std::string::npos);
   }
 }
 

@@ -153,7 +153,7 @@ TEST_CASE("a step that is computed again waits for both decisions and for the up
   r.runner.state().recent_losses.assign(16, 1e-3);
   const int64_t before = r.runner.device().host_waits();
   const StepResult result = r.step();
-  REQUIRE(result.events.size() == 2);
+  REQUIRE(result.anomalies.size() == 2);
   // After the second pass the update runs, and its result is read.
   CHECK(r.runner.device().host_waits() - before == 2 * once + 1);
 }
