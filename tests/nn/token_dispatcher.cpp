@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -97,8 +98,17 @@ Floats values_of(const ParamSpec& spec, bool one_sided) {
   return values;
 }
 
+// Names of the observed events in their order, with the phase: "F linear", "C start exchange of …".
+struct EventNames final : TapeObserver {
+  std::vector<std::string> names;
+  void observe(const TapeEvent& event) override {
+    names.push_back(std::string(1, event.phase) + " " + event.name);
+  }
+};
+
 // A layer's forward and backward pass. sum_gradients: parameters of experts get the tokens of all ranks.
-Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t experts, bool sum_gradients) {
+Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t experts, bool sum_gradients,
+           TapeObserver* observer = nullptr) {
   nn::ParamList list(parallel);
   const nn::Moe layer(list, {"layer", 3, "layer 3"}, options_of(c, experts));
   const auto parameters = list.take();
@@ -106,7 +116,7 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
   for (const auto& p : parameters) store.set(*p, test::shard_of(*p, values_of(p->spec(), c.one_sided)));
   store.begin();
   store.begin_last_micro_batch();
-  StepContext context{device, store};
+  StepContext context{device, store, observer};
   Floats x_values = random_floats(c.tokens * kHidden, 7);
   if (c.one_sided)
     for (float& value : x_values) value = std::abs(value) + 0.1f;
@@ -244,6 +254,34 @@ TEST_CASE("both dispatchers give the same layer without a capacity") {
       check_close("dx", exchanged.dx, gathered.dx);
       for (const auto& [name, gradient] : gathered.gradients)
         check_close(name, exchanged.gradients.at(name), gradient);
+    }
+  }
+}
+
+TEST_CASE("the shared expert is computed while rows are under way, forward and backward") {
+  if (world().size() == 1) return;
+  const auto device = test::Cpu::make(1);
+  const ExpertLayout layout(1);
+  for (const bool overlaps : {true, false}) {
+    CAPTURE(overlaps);
+    const Case c{.overlaps = overlaps};
+    EventNames events;
+    (void)run(*device, layout.parallel(), c, 2 * world().size(), false, &events);
+    for (const std::string what : {"", "gradients of "}) {
+      CAPTURE(what);
+      const std::string rows = "rows of the experts of layer 3";
+      const auto at = [&](const std::string& name) {
+        const auto found = std::ranges::find(events.names, name);
+        REQUIRE_MESSAGE(found != events.names.end(), name);
+        return found;
+      };
+      const auto started = at("C start exchange of " + what + rows),
+                 waited = at("C wait for " + (what.empty() ? "exchange of " : what) + rows);
+      // The shared expert has two GEMMs.
+      const auto gemms = std::count_if(started, waited, [](const std::string& name) {
+        return name.ends_with(" column_linear") || name.ends_with(" row_linear") || name.ends_with(" linear");
+      });
+      CHECK((gemms >= 2) == overlaps);
     }
   }
 }
