@@ -56,21 +56,20 @@ RULE("R0705", expert_biases_are_unsharded, "expert tensor parallelism excludes e
      "dist.expert_tensor_parallel_size", "model.add_bias_linear", "model.add_mlp_bias") {
   const bool has_biases = c.model.add_mlp_bias.value_or(c.model.add_bias_linear);
   if (!has_experts(c) || !has_biases || c.dist.expert_tensor_parallel_size.value_or(1) == 1) return;
-  const std::string field = c.model.add_mlp_bias ? "model.add_mlp_bias" : "model.add_bias_linear";
   report
-      .error("experts with biases (`" + field +
-             "`) cannot be split, but `dist.expert_tensor_parallel_size` is " +
-             to_text(*c.dist.expert_tensor_parallel_size))
-      .help("set dist.expert_tensor_parallel_size=1, or " + field + "=false");
+      .error(
+          "experts with biases (`model.add_mlp_bias`) cannot be split, but "
+          "`dist.expert_tensor_parallel_size` is " +
+          to_text(*c.dist.expert_tensor_parallel_size))
+      .help("set dist.expert_tensor_parallel_size=1, or model.add_mlp_bias=false");
 }
 
 RULE("R0721", shared_expert_has_no_biases, "a shared expert excludes MLP biases",
      "model.moe_shared_expert_intermediate_size", "model.add_bias_linear", "model.add_mlp_bias") {
   const bool has_biases = c.model.add_mlp_bias.value_or(c.model.add_bias_linear);
   if (!has_experts(c) || !has_biases || !c.model.moe_shared_expert_intermediate_size) return;
-  const std::string field = c.model.add_mlp_bias ? "model.add_mlp_bias" : "model.add_bias_linear";
-  report.error("`model.moe_shared_expert_intermediate_size` and `" + field + "` exclude each other")
-      .help("set " + field + "=false");
+  report.error("`model.moe_shared_expert_intermediate_size` and `model.add_mlp_bias` exclude each other")
+      .help("set model.add_mlp_bias=false");
 }
 
 RULE("R0706", experts_and_tensor_need_sequence,

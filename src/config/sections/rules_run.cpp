@@ -67,9 +67,14 @@ RULE("R0905", adapters_have_targets, "peft.target_modules is not empty", "peft.t
       .help("for example, set peft.target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
-// Name of a layer that an expert has too, as in a dense layer's MLP.
+// Whether an expert has a layer of this name too, as the MLP of a dense layer.
 bool is_layer_of_experts(std::string_view name) {
   return name.starts_with("linear_fc1") || name.starts_with("linear_fc2");
+}
+
+bool matches_any(const std::string& name, const std::vector<std::string>& layers) {
+  return std::any_of(layers.begin(), layers.end(),
+                     [&](const auto& layer) { return matches_layer(name, layer); });
 }
 
 RULE("R0912", adapter_targets_exist, "every target module is a layer of the model; experts have no adapters",
@@ -84,29 +89,38 @@ RULE("R0912", adapter_targets_exist, "every target module is a layer of the mode
     if (std::find(modules.begin(), modules.end(), module) == modules.end())
       modules.push_back(std::move(module));
   }
-  const bool experts = !moe_layers(c.model).empty();
-  const auto check = [&](const std::string& field, const std::vector<std::string>& names) {
+  const auto check = [&](const char* field, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
-      const bool found = std::any_of(layers.begin(), layers.end(),
-                                     [&](const auto& layer) { return matches_layer(name, layer); });
-      if (experts && is_layer_of_experts(name)) {
-        const std::string text = "`" + field + "`: experts have no adapters, " + in_quotes(name) +
-                                 (found ? " is adapted in the dense layers alone" : " is not adapted");
-        (found ? report.warning(text) : report.error(text))
-            .at(field)
-            .help("leave it out; layers are " + join(modules, ", "));
-        continue;
-      }
-      if (found) continue;
+      if (matches_any(name, layers)) continue;
+      const bool of_experts = is_layer_of_experts(name) && !moe_layers(c.model).empty();
       const auto near = near_matches(name, modules, 2);
-      report.error("`" + field + "`: " + in_quotes(name) + " is not a layer of this model")
+      report
+          .error("`" + std::string(field) + "`: " +
+                 (of_experts ? "experts have no adapters, " + in_quotes(name) + " is not adapted"
+                             : in_quotes(name) + " is not a layer of this model"))
           .at(field)
-          .help((near.empty() ? std::string() : "did you mean `" + near[0] + "`? ") + "layers are " +
-                join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] + "`");
+          .help((of_experts     ? "leave it out; "
+                 : near.empty() ? ""
+                                : "did you mean `" + near[0] + "`? ") +
+                "layers are " + join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] +
+                "`");
     }
   };
   check("peft.target_modules", c.peft->target_modules);
   check("peft.exclude_modules", c.peft->exclude_modules);
+}
+
+RULE("R0922", experts_have_no_adapters, "targets that experts would have too adapt the dense layers alone",
+     "peft.target_modules", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_first_dense_layers") {
+  if (!c.peft || moe_layers(c.model).empty()) return;
+  const auto layers = adaptable_layers(c.model, c.peft->scheme);
+  for (const std::string& name : c.peft->target_modules)
+    if (is_layer_of_experts(name) && matches_any(name, layers))
+      report
+          .warning("`peft.target_modules`: " + in_quotes(name) +
+                   " adapts the dense layers alone; experts have no adapters")
+          .at("peft.target_modules")
+          .help("leave it out unless that is meant");
 }
 
 RULE("R0913", something_is_adapted, "at least one layer has an adapter", "peft.exclude_modules",
