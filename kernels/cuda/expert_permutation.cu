@@ -23,7 +23,7 @@ struct FillIndices {
 
 // Bits of a key: the expert's, 31 of the probability, and what is left for the slot.
 struct KeyBits {
-  int slot, probability = 31;
+  int probability = 31, slot;
   explicit KeyBits(int64_t experts)
       : slot(64 - probability - std::bit_width(static_cast<uint64_t>(experts - 1))) {}
   __device__ int expert_shift() const { return slot + probability; }
