@@ -36,7 +36,6 @@ void refuse_unsupported(const ModelConfig& c) {
     refuse(type == config::RouterBalancing::sinkhorn || type == config::RouterBalancing::global_aux_loss,
            "moe_router_load_balancing_type=" + std::string(config::enum_name(type)));
     refuse(c.moe_router_dtype != config::RouterDtype::fp32, "moe_router_dtype=fp64");
-    refuse(c.moe_router_enable_expert_bias, "moe_router_enable_expert_bias=true");
     refuse(c.moe_input_jitter_eps.has_value(), "moe_input_jitter_eps");
     refuse(!c.moe_grouped_gemm, "moe_grouped_gemm=false");
     refuse(!c.moe_permute_fusion, "moe_permute_fusion=false");
@@ -88,6 +87,7 @@ ops::RouterOptions router_of(const ModelConfig& c) {
   router.scaling_factor = c.moe_router_topk_scaling_factor.value_or(1);
   router.groups = c.moe_router_num_groups.value_or(0);
   router.group_topk = c.moe_router_group_topk.value_or(0);
+  router.group_best = c.moe_router_group_score_topk.value_or(0);
   return router;
 }
 
@@ -101,6 +101,7 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   o.bias = dense.bias;
   o.activation = dense.activation;
   o.router = router_of(c);
+  o.expert_bias = c.moe_router_enable_expert_bias;
   if (c.moe_router_load_balancing_type == config::RouterBalancing::aux_loss)
     o.balance = nn::Moe::Balance::micro_batch;
   if (c.moe_router_load_balancing_type == config::RouterBalancing::seq_aux_loss)

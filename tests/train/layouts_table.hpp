@@ -180,6 +180,16 @@ inline constexpr Layout kLayouts[] = {
     {4, false, "moe_four", EP("2") "dist.tp=2 dist.sp=true" STAND_IN},
     {8, false, "moe_four", EP("2") "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim_grads"},
     {8, false, "moe_four", EP("4") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+    // The bias of the experts, which counts the tokens of all ranks.
+    {2, true, "moe_bias", EP("2") FULL},
+    {2, false, "moe_bias", "dist.pp=2"},
+    {2, false, "moe_bias", "dist.tp=2"},
+    {2, false, "moe_bias", "dist.tp=2 dist.sp=true"},
+    {2, false, "moe_bias", "dist.cp=2 dist.cp_comm_type=a2a"},
+    {2, false, "moe_bias", SHARD "optim_grads_params" SIMULATED},
+    {4, true, "moe_bias", EP("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
+    {4, false, "moe_bias", EP("2") "dist.pp=2 dist.vpp=2 " SHARD "optim_grads" STAND_IN},
+    {4, false, "moe_bias", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
     // Latent attention, with compressed queries and without, and adapters in every parallel state.
     {2, true, "latent", "dist.tp=2 dist.sp=true"},
     {2, false, "latent", "dist.tp=2 " DROP},
