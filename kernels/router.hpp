@@ -1,6 +1,7 @@
 // Routing of tokens to experts: choice of the experts, their probabilities, and the losses of the router.
 #pragma once
 
+#include "kernels/step_control.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
@@ -72,6 +73,10 @@ struct Router {
   // dlogits = gradient[0] times the derivative of the sum of values. gradient fp32 [1].
   void (*loss_backward)(Context&, RouterLoss, const float* logits, const float* counts, const float* gradient,
                         float* dlogits);
+  // Balancing by a bias of the experts (Wang et al. 2024): bias[e] += rate * sign(mean of the loads -
+  // loads[e]), with sign(0) = 0, unless control->skip is set. loads: counts, fp32 [experts], whole numbers up
+  // to 2^24, so that the sign is exact. control: one StepControl. bias fp32 [experts].
+  void (*update_bias)(Context&, const float* loads, int64_t experts, float rate, In control, float* bias);
 };
 
 }  // namespace capstan::kernels

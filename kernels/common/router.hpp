@@ -100,4 +100,11 @@ CAPSTAN_HOST_DEVICE inline int64_t segment_of(const TokenSegments& s, int64_t to
   return (s.first_row + token) / s.rows;
 }
 
+// The next bias of an expert, from its load and the sum of the loads of all experts.
+CAPSTAN_HOST_DEVICE inline float updated_bias(float bias, float load, double sum, int64_t experts,
+                                              float rate) {
+  const double all = static_cast<double>(load) * static_cast<double>(experts);
+  return all < sum ? bias + rate : all > sum ? bias - rate : bias;
+}
+
 }  // namespace capstan::kernels

@@ -3,6 +3,7 @@
 #include "kernels/router.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/common/router.hpp"
 #include "kernels/cpu/families.hpp"
@@ -243,13 +244,20 @@ void loss_backward(Context& c, RouterLoss l, const float* logits, const float* c
   });
 }
 
+void update_bias(Context&, const float* loads, int64_t experts, float rate, In control, float* bias) {
+  if (control.as<StepControl>()->skip != 0) return;
+  const double sum = std::accumulate(loads, loads + experts, 0.0);
+  for (int64_t e = 0; e < experts; ++e) bias[e] = updated_bias(bias[e], loads[e], sum, experts, rate);
+}
+
 Router router_family() {
   return {.choose = choose,
           .probabilities = probabilities,
           .backward = backward,
           .count = count,
           .loss = loss,
-          .loss_backward = loss_backward};
+          .loss_backward = loss_backward,
+          .update_bias = update_bias};
 }
 
 }  // namespace HWY_NAMESPACE

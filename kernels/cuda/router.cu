@@ -238,6 +238,21 @@ void loss_backward(Context& c, RouterLoss l, const float* logits, const float* c
   launch(c, router_grid(l.tokens), router_loss_backward_kernel, l, logits, counts, gradient, dlogits);
 }
 
+// One block.
+__global__ void update_bias_kernel(const float* loads, int64_t experts, float rate,
+                                   const StepControl* control, float* bias) {
+  double sum = 0;
+  for (int64_t e = thread_index(); e < experts; e += block_threads()) sum += static_cast<double>(loads[e]);
+  sum = block_sum(sum);
+  if (control->skip != 0) return;
+  for (int64_t e = thread_index(); e < experts; e += block_threads())
+    bias[e] = updated_bias(bias[e], loads[e], sum, experts, rate);
+}
+void update_bias(Context& c, const float* loads, int64_t experts, float rate, In control, float* bias) {
+  launch(c, {1, threads_for(experts, 1)}, update_bias_kernel, loads, experts, rate, control.as<StepControl>(),
+         bias);
+}
+
 }  // namespace
 
 const Router& router_family() {
@@ -246,7 +261,8 @@ const Router& router_family() {
                              .backward = backward,
                              .count = count,
                              .loss = loss,
-                             .loss_backward = loss_backward};
+                             .loss_backward = loss_backward,
+                             .update_bias = update_bias};
   return family;
 }
 

@@ -381,8 +381,8 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
 void SafetensorsFile::copy_region(const SafetensorsEntry& entry, const Region& region,
                                   const Region& source_region, const Region& target_region, std::byte* target,
                                   DType target_type) const {
-  copy_mapped_region(map_, bytes(entry), region, source_region, *entry.dtype, target_region, target,
-                     target_type);
+  copy_mapped_region(map_, bytes(entry), region, source_region, entry.dtype.value_or(target_type),
+                     target_region, target, target_type);
 }
 
 ByteSource source_of(std::span<const std::byte> bytes) {

@@ -107,7 +107,7 @@ void ConfigJson::refuse(const std::string& problem) {
 
 void ConfigJson::finish() {
   read_.insert(std::begin(kHarmless), std::end(kHarmless));
-  if (has("quantization_config"))
+  if (has("quantization_config") && !read_.count("quantization_config"))
     refuse("`quantization_config`: the weights are quantized; only plain fp32, bf16 and fp16 ones are read"),
         read_.insert("quantization_config");
   std::vector<std::string> known(read_.begin(), read_.end());

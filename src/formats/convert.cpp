@@ -25,11 +25,13 @@ using checkpoint::TensorSource;
 
 namespace {
 
-// Gives the tensors of a source, converted to `dtype` unless it is nullopt.
+// Gives the tensors of a source, converted to `dtype` unless it is nullopt or they keep their type.
 class ConvertedTensors {
  public:
   ConvertedTensors(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
-  DType type_of(const std::string& name) const { return dtype_.value_or(source_.at(name).dtype); }
+  DType type_of(const std::string& name) const {
+    return dtype_ && !keeps_type(name) ? *dtype_ : source_.at(name).dtype;
+  }
   int64_t bytes_of(const std::string& name) const {
     return source_.at(name).shape.elements() * size_of(type_of(name));
   }

@@ -54,6 +54,8 @@ struct Family {
   TensorNames names;
   // A prefix of tensor names that some files omit (the first GPT-2's); empty: never omitted.
   const char* prefix = "";
+  // Files may hold layers after the last one, for multi-token prediction, which the class does not run.
+  bool has_prediction_layers = false;
 
   void read(ConfigJson& json, config::ModelConfig& model) const;
   void write(const config::ModelConfig& model, OrderedJson& json) const;

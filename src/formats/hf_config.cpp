@@ -88,7 +88,8 @@ HfConfig write_hf_config(const ModelConfig& model, DType dtype) {
 
 std::string with_dtype(const std::string& text, DType dtype) {
   auto parsed = ordered_json_of(text);
-  bool changed = false;
+  // Exported weights are not quantized.
+  bool changed = parsed.erase("quantization_config") > 0;
   for (const char* key : {"torch_dtype", "dtype"})
     if (parsed.contains(key) && parsed[key] != torch_name(dtype))
       parsed[key] = torch_name(dtype), changed = true;

@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "formats/family.hpp"
 #include "formats/formats.hpp"
+#include "formats/fp8_weights.hpp"
 #include "formats/hf_config.hpp"
 #include "formats/hf_directory.hpp"
 
@@ -21,7 +22,8 @@ bool is_buffer(std::string_view name) {
 
 class HfModelFiles final : public ExternalModel {
  public:
-  HfModelFiles(const std::string& name, const std::filesystem::path& path) : directory_(path) {
+  HfModelFiles(const std::string& name, const std::filesystem::path& path)
+      : directory_(path), tensors_(directory_) {
     name_ = name;
     const HfModel read = read_hf_config(directory_.read_text(kConfigFile), (path / kConfigFile).string());
     family_ = read.family;
@@ -30,13 +32,14 @@ class HfModelFiles final : public ExternalModel {
     if (!directory_.find(names_.embedding + ".weight")) names_ = family_->bare_names();
     // A tied model's file may contain the head too.
     take_tensors([&](std::string_view tensor) {
-      return is_buffer(tensor) || (tensor == head() && model_.share_embeddings_and_output_weights);
+      return is_buffer(tensor) || is_of_prediction_layer(tensor) ||
+             (tensor == head() && model_.share_embeddings_and_output_weights);
     });
   }
 
   std::string kind() const override { return std::string(family_->model_type) + " in safetensors"; }
 
-  checkpoint::TensorSource& files() override { return directory_; }
+  checkpoint::TensorSource& files() override { return tensors_; }
   std::vector<std::filesystem::path> weight_files() const override { return directory_.weight_files(); }
 
   std::string tokenizer() const override {
@@ -55,6 +58,15 @@ class HfModelFiles final : public ExternalModel {
  private:
   std::string head() const { return names_.head + ".weight"; }
 
+  // "model.layers.61.…" of a model of 61 layers.
+  bool is_of_prediction_layer(std::string_view tensor) const {
+    const std::string before = names_.layer.substr(0, names_.layer.find("{}"));
+    if (!family_->has_prediction_layers || !tensor.starts_with(before)) return false;
+    tensor.remove_prefix(before.size());
+    const auto layer = parse_int(tensor.substr(0, tensor.find('.')));
+    return layer && *layer >= model_.num_layers;
+  }
+
   void check_weights() override {
     const std::string embedding = names_.embedding + ".weight";
     const auto *x = directory_.find(head()), *y = directory_.find(embedding);
@@ -68,6 +80,8 @@ class HfModelFiles final : public ExternalModel {
   }
 
   HfDirectory directory_;
+  // Those of the directory, dequantized.
+  Fp8Weights tensors_;
   const Family* family_ = nullptr;
 };
 

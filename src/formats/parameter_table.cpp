@@ -148,7 +148,9 @@ class Builder {
     add_full(ours + "router.weight", theirs + named(n_.router, "experts") + ".weight", {count, h});
     if (!m_.gated_linear_unit) fail_without_names("experts without a gate");
     if (*m_.add_mlp_bias) fail_without_names("experts with biases");
-    if (m_.moe_router_enable_expert_bias) fail_without_names("the bias of each expert");
+    if (m_.moe_router_enable_expert_bias)
+      add_full(ours + "router.expert_bias", theirs + named(n_.expert_bias, "the bias of each expert"),
+               {count});
     stacked(ours + "experts.linear_fc1.weight",
             {{theirs + n_.expert_gate, ffn}, {theirs + n_.expert_up, ffn}}, h);
     stacked(ours + "experts.linear_fc2.weight", {{theirs + n_.expert_down, h}}, ffn);
@@ -234,6 +236,10 @@ class Builder {
 
 ArrangementTable parameter_table(const ModelConfig& model, const TensorNames& names) {
   return Builder(model, names).build();
+}
+
+bool keeps_type(std::string_view name) {
+  return name.ends_with(".expert_bias") || name.ends_with(".e_score_correction_bias");
 }
 
 }  // namespace capstan::formats

@@ -32,6 +32,8 @@ struct TensorNames {
   std::string down;
   // MoE layers: the router, and the projections of one expert, whose index is in place of `{}`.
   std::string router, expert_gate, expert_up, expert_down;
+  // The bias with which the router chooses, a complete name.
+  std::string expert_bias;
   // The shared expert and its gate.
   std::string shared_gate, shared_up, shared_down, shared_expert_gate;
   // Linear layers are stored [in, out].
@@ -45,5 +47,9 @@ struct TensorNames {
 // Returns the table for a model, whose derived values must be set. Files contain no padding rows of the
 // vocabulary.
 ArrangementTable parameter_table(const config::ModelConfig& model, const TensorNames& names);
+
+// Whether a tensor, under Capstan's or a file's name, keeps its type where weights are converted: the bias of
+// experts, which is fp32 beside weights in 16 bits.
+bool keeps_type(std::string_view name);
 
 }  // namespace capstan::formats

@@ -16,6 +16,7 @@ struct Model {
   std::string_view preset;
 };
 constexpr Model kModels[] = {
+    {"deepseek-v2", "deepseek-v2"},
     {"deepseek-v2-lite", "deepseek-v2-lite"},
     {"deepseek-v3", "deepseek-v3"},
     {"deepseek-v3-base", "deepseek-v3"},
@@ -64,6 +65,8 @@ constexpr Model kModels[] = {
     {"qwen3-32b", "qwen3-32b"},
     {"qwen3-30b-a3b", "qwen3-30b-a3b"},
     {"qwen3-235b-a22b", "qwen3-235b-a22b"},
+    {"moonlight-16b-a3b", "moonlight-16b-a3b"},
+    {"kimi-k2", "kimi-k2"},
     {"smollm2-135m", "smollm2-135m"},
     {"smollm2-360m", "smollm2-360m"},
     {"smollm2-1.7b", "smollm2-1.7b"},

@@ -74,6 +74,7 @@ ops::RouterOptions router_of(const ModelConfig& c) {
   router.scaling_factor = c.moe_router_topk_scaling_factor.value_or(1);
   router.groups = c.moe_router_num_groups.value_or(0);
   router.group_topk = c.moe_router_group_topk.value_or(0);
+  router.group_best = c.moe_router_group_score_topk.value_or(0);
   return router;
 }
 
@@ -87,6 +88,7 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   o.bias = dense.bias;
   o.activation = dense.activation;
   o.router = router_of(c);
+  o.expert_bias = c.moe_router_enable_expert_bias;
   if (c.moe_router_load_balancing_type == config::RouterBalancing::aux_loss)
     o.balance = nn::Moe::Balance::micro_batch;
   if (c.moe_router_load_balancing_type == config::RouterBalancing::seq_aux_loss)

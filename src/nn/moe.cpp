@@ -19,6 +19,11 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   ParamSpec router = path.inside("router").spec("weight", {options.experts, options.hidden}, options.init);
   router.partial_over_tensor = rows_are_sharded;
   router_ = &parameters.add(std::move(router));
+  if (options.expert_bias) {
+    ParamSpec bias = path.inside("router").spec("expert_bias", {options.experts}, {Init::Kind::zeros});
+    bias.buffer = true;
+    expert_bias_ = &parameters.add(std::move(bias));
+  }
 
   const ModulePath experts = path.inside("experts");
   const int64_t first_width = options.ffn * (options.gated ? 2 : 1);
@@ -76,7 +81,8 @@ Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
 
 ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) const {
   const Var logits = ops::router_logits(tape, x, *router_);
-  ops::Routing routing = ops::route(tape, logits, options_.router);
+  const ParamPin bias = tape.pin(expert_bias_);
+  ops::Routing routing = ops::route(tape, logits, options_.router, *bias);
   add_losses(tape, logits, context, routing);
   return routing;
 }
@@ -114,8 +120,8 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
                                               ? kernels::TokenSegments{context.batch, context.seq, first_row}
                                               : ops::one_segment(rows);
   Tensor chosen = experts;
-  // As in Megatron, the loss counts choices without the group limit.
-  if (options_.router.groups > 1) {
+  // As in Megatron, the loss counts choices without the group limit and the bias.
+  if (options_.router.groups > 1 || expert_bias_) {
     ops::RouterOptions unlimited = options_.router;
     unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
     chosen = ops::choose_experts(tape, logits.value, unlimited);

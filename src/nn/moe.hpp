@@ -12,6 +12,7 @@ namespace capstan::nn {
 // Mixture of experts: the router chooses topk experts for each token, whose outputs are summed with the
 // router's probabilities; a shared expert adds its output for every token. Parameters:
 //   router.weight [experts, hidden]
+//   router.expert_bias [experts], a buffer, with Options::expert_bias
 //   experts.linear_fc1.weight [experts, ffn or 2 ffn, hidden], gated: the gate's rows, then those of up
 //   experts.linear_fc2.weight [experts, hidden, ffn]
 //   experts.linear_fc1.bias, experts.linear_fc2.bias
@@ -27,6 +28,9 @@ class Moe {
     bool gated = false, bias = false;
     kernels::ActivationKind activation = kernels::ActivationKind::gelu;
     ops::RouterOptions router;
+    // Adds the buffer `router.expert_bias` to the scores for the choice of experts only. The training step
+    // updates it.
+    bool expert_bias = false;
     Balance balance = Balance::none;
     // Coefficients of the router's losses, Megatron's. Both losses are means over a micro-batch; a training
     // step adds their mean over its micro-batches, weighted with the number of their loss tokens.
@@ -65,6 +69,8 @@ class Moe {
   int64_t layer_;
   const Parameter* router_;
   const Parameter *fc1_, *fc2_;
+  // Null: no bias of the experts.
+  const Parameter* expert_bias_ = nullptr;
   // Null: none.
   const Parameter *fc1_bias_ = nullptr, *fc2_bias_ = nullptr;
   std::unique_ptr<TokenDispatcher> dispatcher_;

@@ -31,6 +31,9 @@ struct ParamSpec {
   bool partial_over_tensor = false;
   // Biases and one-dimensional parameters, also those of several experts together.
   bool no_weight_decay = false;
+  // A buffer in PyTorch's sense: a value in fp32, unsharded, that is saved and loaded with the parameters but
+  // has no gradient and is not updated by the optimizer (Moe's bias of the experts).
+  bool buffer = false;
   // The weight of a linear layer, whose GEMMs may be in 8 or 4 bits.
   bool linear = false;
   // Parameter of an adapter. With `peft`, only adapter parameters are trained.
@@ -87,7 +90,7 @@ class ParamStore {
  public:
   virtual ~ParamStore() = default;
 
-  // The local shard in the compute type, contiguous, valid until the matching release(). Calls nest.
+  // The local shard in the compute type (a buffer: fp32), contiguous, valid until release(). Calls nest.
   virtual Tensor acquire(const Parameter& parameter) = 0;
   virtual void release(const Parameter& parameter) = 0;
   // The weight of a linear layer as a GEMM reads it, until the matching release(). Where scaling() is null:

@@ -32,7 +32,7 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
                    "parameters are indexed by their position in the list");
     layout.elements += parameter.shape().elements();
-    if (options.excluded && options.excluded(parameter)) {
+    if (parameter.spec().buffer || (options.excluded && options.excluded(parameter))) {
       layout.positions[i] = {BucketLayout::kNoBucket, 0};
       continue;
     }

@@ -46,7 +46,8 @@ struct BucketLayout {
     int64_t begin;
   };
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
-  // Position of each parameter, by Parameter::index(). Bucket kNoBucket: the parameter is in no bucket.
+  // Position of each parameter, by Parameter::index(). Bucket kNoBucket: the parameter is in no bucket, as
+  // those with ParamSpec::buffer.
   std::vector<Position> positions;
   // Number of elements of all parameters, without padding.
   int64_t elements = 0;
@@ -65,7 +66,7 @@ struct BucketOptions {
   std::function<bool(const Parameter&)> matrices;
   // Trainable parameters that ranks all-gather as FP8 codes; null: none.
   std::function<bool(const Parameter&)> codes;
-  // Parameters that are in no bucket; null: none.
+  // Other parameters that are in no bucket; null: none.
   std::function<bool(const Parameter&)> excluded;
 };
 

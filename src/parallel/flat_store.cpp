@@ -200,11 +200,15 @@ void FlatStore::set_quantized(const Parameter& parameter, std::span<const float>
 void FlatStore::make_parameter_shards() {
   for (const auto& parameter : parameters_) {
     if (quantized(*parameter)) continue;
+    if (parameter->spec().buffer) {
+      add_model_buffer(*parameter);
+      continue;
+    }
     const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter->index())];
     const Bucket& bucket = buckets_[index];
     const FlatRange owned = intersection({begin, parameter->shape().elements()}, bucket.owned);
     if (owned.count == 0) continue;
-    const FlatRange write = written_by_this_rank(*parameter, bucket, {owned.begin - begin, owned.count});
+    const FlatRange write = written_by_this_rank(*parameter, &bucket, {owned.begin - begin, owned.count});
     int buffer = bucket.buffer;
     for (const bool offloaded : {false, true}) {
       const FlatRange part = offloaded ? bucket.offloaded : kept(bucket);
@@ -222,19 +226,31 @@ void FlatStore::make_parameter_shards() {
   }
 }
 
+void FlatStore::add_model_buffer(const Parameter& parameter) {
+  CAPSTAN_ASSERT(parameter.spec().sharding.dims().empty(),
+                 "the buffer `" + parameter.name() + "` is sharded");
+  CategoryScope scope(MemoryCategory::parameters);
+  const int64_t elements = parameter.shape().elements();
+  const Tensor values = model_buffers_[parameter.index()] = Tensor::zeros(device_, parameter.shape());
+  ParameterShard shard{&parameter, {0, elements}, values.view({elements}), {}};
+  shard.write = written_by_this_rank(parameter, nullptr, shard.range);
+  parameter_shards_.push_back(std::move(shard));
+}
+
 // The ranks that hold the same elements share the work of writing them.
-FlatRange FlatStore::written_by_this_rank(const Parameter& parameter, const Bucket& bucket,
+FlatRange FlatStore::written_by_this_rank(const Parameter& parameter, const Bucket* bucket,
                                           const FlatRange& owned) const {
   if (parameter.spec().tied == ParamSpec::Tied::copy) return {owned.begin, 0};
-  const GridSharding& grid = *bucket.grid;
+  const GridSharding& grid = bucket ? *bucket->grid : dense_;
+  const bool trainable = bucket && bucket->plan->trainable;
   int64_t replicas = 1, replica = 0;
   const auto add_replica_group = [&](const comm::Communicator* group) {
     replicas *= comm::ranks_of(group);
     replica = replica * comm::ranks_of(group) + comm::rank_in(group);
   };
-  if (!(bucket.plan->trainable ? grid.shards_state : grid.shards_parameters))
+  if (!bucket || !(trainable ? grid.shards_state : grid.shards_parameters))
     add_replica_group(grid.groups.shard);
-  if (!(bucket.plan->trainable && grid.shards_over_replicas)) add_replica_group(grid.groups.replica);
+  if (!(trainable && grid.shards_over_replicas)) add_replica_group(grid.groups.replica);
   if (!parameter.spec().sharding.over_tensor_ranks()) add_replica_group(grid.groups.tensor);
   return replica_slice(owned, replica, replicas, parameter.index());
 }
@@ -426,6 +442,7 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
     if (own.pins++ == 0) own.full = own.kept.expand(options_.compute);
     return own.full;
   }
+  if (parameter.spec().buffer) return model_buffers_.at(parameter.index());
   CAPSTAN_ASSERT(!bucket_of(parameter).plan->codes,
                  "the values of `" + parameter.name() + "`, of which ranks gather codes");
   return view(gathered(parameter), parameter);
@@ -446,6 +463,7 @@ void FlatStore::release(const Parameter& parameter) {
     own.full = Tensor();
     return;
   }
+  if (parameter.spec().buffer) return;
   const Bucket& bucket = bucket_of(parameter);
   if (!bucket.grid->shards_parameters) return;
   const auto block = static_cast<int>(bucket.plan->block);

@@ -30,7 +30,8 @@
 // bytes sent below; with optim_grads_params b / S codes are added.
 //
 // Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
-// dequantized at its first acquire() and dropped at its last release().
+// dequantized at its first acquire() and dropped at its last release(). Buffers (ParamSpec::buffer) are in no
+// bucket either: every rank holds them in fp32.
 //
 // G is the bytes per element of the gradients that are sent (4, or 2 when they are reduced in bf16; gradients
 // in bf16 are sent as they are: 2 in the first two rows and over `replica`), M the micro-batches of a step.
@@ -75,6 +76,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -198,7 +200,7 @@ class FlatStore final : public ParamStore {
     return low_precision_ ? low_precision_->scaling(parameter) : nullptr;
   }
   bool is_trainable(const Parameter& parameter) const override {
-    return !quantized(parameter) && bucket_of(parameter).plan->trainable;
+    return in_bucket(parameter) && bucket_of(parameter).plan->trainable;
   }
   Tensor gradient(const Parameter& parameter) override;
   Tensor gradient_for_write(const Parameter& parameter, bool& uninitialized) override;
@@ -233,7 +235,7 @@ class FlatStore final : public ParamStore {
   // Index in flat_buffers() of the first buffer of the bucket that holds the parameter, even if other ranks
   // own its elements; -1: the parameter is frozen.
   int buffer_of(const Parameter& parameter) const {
-    return quantized(parameter) ? -1 : bucket_of(parameter).buffer;
+    return in_bucket(parameter) ? bucket_of(parameter).buffer : -1;
   }
   // Whether a rank of this world has expert parameters: statistics then have two parts.
   bool has_expert_grid() const { return groups_.expert.model != nullptr || has_expert_buckets_; }
@@ -248,12 +250,13 @@ class FlatStore final : public ParamStore {
     const Parameter* parameter;
     // Elements of the local shard (Parameter::shape(), row-major).
     FlatRange range;
-    // Main parameters [range.count]; of a frozen parameter, which has none, the values in the compute type.
+    // Main parameters [range.count]; of a frozen parameter, which has none, the values in the compute type;
+    // of a buffer its values in fp32.
     Tensor values;
     // The part of `range` that this rank writes to a checkpoint; of replicated segments (Shard) only those
     // that it owns.
     FlatRange write;
-    // Index in flat_buffers(); -1: frozen.
+    // Index in flat_buffers(); -1: frozen, or a buffer of the model.
     int buffer = -1;
     // Offset of the shard in that buffer, in elements.
     int64_t begin = 0;
@@ -374,6 +377,9 @@ class FlatStore final : public ParamStore {
     // called yet, or finish_oldest_reduction() runs the remaining ones on the compute queue.
     std::unique_ptr<Event> complete;
   };
+  bool in_bucket(const Parameter& parameter) const {
+    return layout_.positions[static_cast<size_t>(parameter.index())].bucket != BucketLayout::kNoBucket;
+  }
   Bucket& bucket_of(const Parameter& parameter) {
     return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
   }
@@ -417,8 +423,10 @@ class FlatStore final : public ParamStore {
   void make_quantized();
   void make_low_precision();
   void make_parameter_shards();
-  // The part of a parameter's elements `owned` that this rank writes to a checkpoint.
-  FlatRange written_by_this_rank(const Parameter& parameter, const Bucket& bucket,
+  void add_model_buffer(const Parameter& parameter);
+  // The part of a parameter's elements `owned` that this rank writes to a checkpoint. bucket: null for a
+  // buffer of the model.
+  FlatRange written_by_this_rank(const Parameter& parameter, const Bucket* bucket,
                                  const FlatRange& owned) const;
   // Copies the main parameters in host memory to the parameters on the device.
   void upload_parameters();
@@ -514,6 +522,8 @@ class FlatStore final : public ParamStore {
   std::vector<Bucket> buckets_;
   // Parameters that are kept in 4 bits, by Parameter::index(); empty: there are none.
   std::vector<std::unique_ptr<Quantized>> quantized_;
+  // The buffers of the model (ParamSpec::buffer), fp32, by Parameter::index().
+  std::map<int, Tensor> model_buffers_;
   std::unique_ptr<LowPrecisionWeights> low_precision_;
   std::vector<ParameterShard> parameter_shards_;
   std::deque<PendingReduction> pending_reductions_;

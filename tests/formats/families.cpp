@@ -24,10 +24,12 @@ namespace {
 
 const std::string kFamilyFiles = (kFormatFixtures / "families/").string();
 
-constexpr const char* kModels[] = {"gpt2",    "gpt2_bare",   "llama",      "llama_sharded", "smollm2",
-                                   "mistral", "qwen2",       "qwen3",      "phi3",          "phi3_long",
-                                   "olmo2",   "gemma2",      "mixtral",    "qwen2_moe",     "qwen3_moe",
-                                   "olmoe",   "deepseek_v2", "deepseek_v3"};
+constexpr const char* kModels[] = {"gpt2",           "gpt2_bare",        "llama",           "llama_sharded",
+                                   "smollm2",        "mistral",          "qwen2",           "qwen3",
+                                   "phi3",           "phi3_long",        "olmo2",           "gemma2",
+                                   "mixtral",        "qwen2_moe",        "qwen3_moe",       "olmoe",
+                                   "deepseek_v2",    "deepseek_v2_lite", "deepseek_v2_moe", "deepseek_v3",
+                                   "deepseek_v3_moe"};
 
 // The gradients of a fixture by tensor name.
 class Gradients final : public checkpoint::TensorSource {

@@ -32,9 +32,14 @@ LONG = dict(rope_theta=10000.0, rope_type="longrope", short_factor=[1.0, 1.05, 1
             long_factor=[1.0, 1.5, 3.0])
 NOT_THERE = object()  # the class has no such argument
 
-# Latent attention in dense layers only; the norms of the compressed vectors have an epsilon of their own.
+# Latent attention; the norms of the compressed vectors have an epsilon of their own.
 LATENT = dict(num_key_value_heads=4, head_dim=NOT_THERE, first_k_dense_replace=2, kv_lora_rank=9,
               qk_nope_head_dim=5, qk_rope_head_dim=6, v_head_dim=7)
+# After a dense layer: eight experts in four groups, three of two groups for each token, and shared ones.
+DEEPSEEK_EXPERTS = dict(num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=8, n_shared_experts=2,
+                        moe_intermediate_size=10, num_experts_per_tok=3, n_group=4, topk_group=2)
+# PyTorch's complex numbers need even widths in V2.
+LATENT_V2 = {**LATENT, "qk_nope_head_dim": 4, "kv_lora_rank": 10}
 DEEPSEEK_YARN = dict(rope_theta=50.0, rope_type="yarn", factor=4.0, beta_fast=1.5, beta_slow=0.3,
                      original_max_position_embeddings=16)
 
@@ -75,10 +80,15 @@ MODELS = {
     "qwen2_moe": ("Qwen2Moe", with_(head_dim=NOT_THERE, num_experts=6, num_experts_per_tok=2,
                                     moe_intermediate_size=10, shared_expert_intermediate_size=18)),
     # Queries that are not compressed, as V2-Lite has them.
-    # PyTorch's complex numbers need even widths there.
-    "deepseek_v2": ("DeepseekV2", with_(**{**LATENT, "qk_nope_head_dim": 4, "kv_lora_rank": 10},
-                                        q_lora_rank=None, rope_parameters=dict(
+    "deepseek_v2": ("DeepseekV2", with_(**LATENT_V2, q_lora_rank=None, rope_parameters=dict(
         **DEEPSEEK_YARN, mscale=0.707, mscale_all_dim=0.707))),
+    # V2-Lite: experts of any group.
+    "deepseek_v2_lite": ("DeepseekV2", with_(**{**LATENT_V2, **DEEPSEEK_EXPERTS, "n_group": 1,
+                                                "topk_group": 1}, q_lora_rank=None)),
+    "deepseek_v2_moe": ("DeepseekV2", with_(**{**LATENT_V2, **DEEPSEEK_EXPERTS}, q_lora_rank=12,
+                                            topk_method="group_limited_greedy", routed_scaling_factor=1.5)),
+    "deepseek_v3_moe": ("DeepseekV3", with_(**{**LATENT, **DEEPSEEK_EXPERTS, "n_shared_experts": 1},
+                                            q_lora_rank=11)),
     "deepseek_v3": ("DeepseekV3", with_(**LATENT, q_lora_rank=11, rope_parameters=dict(
         **DEEPSEEK_YARN, mscale=1.0, mscale_all_dim=0.8))),
 }
@@ -100,6 +110,9 @@ def fill(model, family, generator):
                 inputs = (p.shape[0] if family == "GPT2" and p.dim() == 2 and "lm_head" not in name
                           else p.shape[-1])
                 p.copy_(0.6 / math.sqrt(inputs) * noise)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
 
 
 def v4_spelling(directory):
@@ -138,6 +151,9 @@ def add_tokenizer(directory):
 def gradients_of(model):
     """By the names of the tensors in files: in memory, the matrices of all experts are one tensor."""
     gradients = {key: p.grad for key, p in model.named_parameters()}
+    # Files hold the bias of experts, which has no gradient, beside the parameters.
+    gradients.update((key, torch.zeros_like(b)) for key, b in model.named_buffers()
+                     if key.endswith("e_score_correction_bias"))
     if not any(gradient.dim() == 3 for gradient in gradients.values()):
         return gradients
     with tempfile.TemporaryDirectory() as directory:
@@ -192,8 +208,8 @@ def class_defaults():
     result = {}
     for family in sorted({family for family, _ in MODELS.values()}):
         config = getattr(transformers, family + "Config")().to_dict()
-        if "first_k_dense_replace" in config:  # layers with experts are not read
-            config["first_k_dense_replace"] = config["num_hidden_layers"]
+        if family == "DeepseekV2":  # the class has no default, and does not run without
+            config["num_experts_per_tok"] = 6
         config["architectures"] = [family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM")]
         result[config["model_type"]] = {key: value for key, value in config.items()
                                         if key != "transformers_version"}

@@ -86,6 +86,13 @@ MODELS = {
                           positions=None, norm="rms", eps=1e-6, act="silu", gated=True, bias=False,
                           qkv_bias=False, tied=False, qk_norm=False, window=None, rotary=6,
                           latent=dict(q=None, kv=8, nope=4, value=3, eps=1e-6), rope=dict(base=10000.0)),
+    # DeepSeek-V3's router: sigmoids, a bias of the choice, groups ranked by their two highest scores.
+    "deepseek_moe": dict(hidden=20, layers=2, heads=4, groups=4, head_dim=9, ffn=28, vocab=71,
+                         positions=None, norm="rms", eps=1e-5, act="silu", gated=True, bias=False,
+                         qkv_bias=False, tied=False, qk_norm=False, window=None, rotary=4,
+                         latent=dict(q=11, kv=10, nope=5, value=7, eps=1e-6), rope=dict(base=10000.0),
+                         moe=dict(experts=8, topk=3, ffn=10, normalized=True, dense=1, shared=10,
+                                  sigmoid=True, groups=4, group_topk=2, scaling=2.5, aux=0.02)),
 }
 
 
@@ -153,9 +160,12 @@ def make_parameters(c, generator):
             p[experts + "linear_fc1.weight"] = normal(m["experts"], 2 * m["ffn"], h, std=0.6 / math.sqrt(h))
             p[experts + "linear_fc2.weight"] = normal(m["experts"], h, m["ffn"],
                                                       std=0.6 / math.sqrt(m["ffn"]))
+            if m.get("sigmoid"):
+                p[layer + "mlp.router.expert_bias"] = normal(m["experts"], std=0.2)
             if "shared" in m:
                 linear(layer + "mlp.shared_experts.linear_fc1", 2 * m["shared"], h, False)
                 linear(layer + "mlp.shared_experts.linear_fc2", h, m["shared"], False)
+            if "shared" in m and not m.get("sigmoid"):
                 p[layer + "mlp.shared_experts.gate_weight"] = normal(1, h, std=1 / math.sqrt(h))
         else:
             linear(layer + "mlp.linear_fc1", c["ffn"] * (2 if c["gated"] else 1), h, c["bias"])
@@ -275,17 +285,42 @@ def gated_mlp(c, fc1, fc2, x):
     return (activation(c, gate) * up) @ fc2.T
 
 
+def chosen_with_bias(m, scores, bias, margins):
+    """DeepSeek-V3's choice, without a gradient."""
+    scores = scores.detach() + bias
+    of_groups = scores.view(len(scores), m["groups"], -1).topk(2, -1).values.sum(-1)
+    groups = torch.sort(of_groups, -1, descending=True)
+    margins.append((groups.values[:, m["group_topk"] - 1] - groups.values[:, m["group_topk"]]).min().item())
+    allowed = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, groups.indices[:, :m["group_topk"]],
+                                                                    True)
+    scores = scores.masked_fill(~allowed.repeat_interleave(m["experts"] // m["groups"], 1), float("-inf"))
+    ordered = torch.sort(scores, -1, descending=True)
+    margins.append((ordered.values[:, m["topk"] - 1] - ordered.values[:, m["topk"]]).min().item())
+    return ordered.indices[:, :m["topk"]]
+
+
 def mixture(c, p, name, x, router):  # x [B, S, hidden]
     """Adds the losses of the router to router["loss"], and its margin to router["margins"]."""
     m, shape = c["moe"], x.shape
     x = x.flatten(0, 1)
     logits = x @ p[name + "router.weight"].T
-    probabilities = torch.softmax(logits, -1)
-    ordered = torch.sort(logits.detach(), -1, descending=True).values
+    if m.get("sigmoid"):
+        scores = torch.sigmoid(logits)
+        probabilities = scores / scores.sum(-1, keepdim=True)
+        chosen = chosen_with_bias(m, scores, p[name + "router.expert_bias"], router["margins"])
+        weights = scores.gather(1, chosen)
+        # The loss counts choices without groups and bias.
+        counted = torch.topk(scores, m["topk"], -1).indices
+        ordered = torch.sort(scores.detach(), -1, descending=True).values
+    else:
+        probabilities = torch.softmax(logits, -1)
+        weights, chosen = torch.topk(probabilities, m["topk"], -1)
+        counted = chosen
+        ordered = torch.sort(logits.detach(), -1, descending=True).values
     router["margins"].append((ordered[:, m["topk"] - 1] - ordered[:, m["topk"]]).min().item())
-    weights, chosen = torch.topk(probabilities, m["topk"], -1)
     if m["normalized"]:
         weights = weights / weights.sum(-1, keepdim=True)
+    weights = weights * m.get("scaling", 1)
     y = torch.zeros_like(x)
     for expert in range(m["experts"]):
         rows, slots = torch.nonzero(chosen == expert, as_tuple=True)
@@ -295,8 +330,9 @@ def mixture(c, p, name, x, router):  # x [B, S, hidden]
     if "shared" in m:
         shared = gated_mlp(c, p[name + "shared_experts.linear_fc1.weight"],
                            p[name + "shared_experts.linear_fc2.weight"], x)
-        y = y + torch.sigmoid(x @ p[name + "shared_experts.gate_weight"].T) * shared
-    share = torch.nn.functional.one_hot(chosen, m["experts"]).double().sum((0, 1)) / len(x)
+        gate = name + "shared_experts.gate_weight"
+        y = y + (torch.sigmoid(x @ p[gate].T) * shared if gate in p else shared)
+    share = torch.nn.functional.one_hot(counted, m["experts"]).double().sum((0, 1)) / len(x)
     # Megatron's losses, means over the tokens of the micro-batch.
     balance = m["experts"] / m["topk"] * (share * probabilities.mean(0)).sum()
     z = (torch.logsumexp(logits, -1) ** 2).mean()
@@ -453,14 +489,19 @@ def decoder_model(name, c):
             query_pre_attn_scalar=round(1 / c["scale"] ** 2), sliding_window=c["window"],
             attn_logit_softcapping=c["softcap"],
             final_logit_softcapping=c["final_softcap"], hidden_activation="gelu_pytorch_tanh", **common))
-    elif "moe" in c:
+    elif "moe" in c and "latent" not in c:
         model = expert_model(name, c, common)
     elif "latent" in c:
-        m = c["latent"]
+        m, moe = c["latent"], c.get("moe")
         family = "DeepseekV3" if m["q"] else "DeepseekV2"
         common.pop("head_dim")
+        if moe:
+            common |= dict(n_routed_experts=moe["experts"], num_experts_per_tok=moe["topk"],
+                           moe_intermediate_size=moe["ffn"], n_group=moe["groups"],
+                           topk_group=moe["group_topk"], routed_scaling_factor=moe["scaling"],
+                           n_shared_experts=1, experts_implementation="eager")
         model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, family + "Config")(
-            first_k_dense_replace=c["layers"], q_lora_rank=m["q"], kv_lora_rank=m["kv"],
+            first_k_dense_replace=moe["dense"] if moe else c["layers"], q_lora_rank=m["q"], kv_lora_rank=m["kv"],
             qk_nope_head_dim=m["nope"], qk_rope_head_dim=c["rotary"], v_head_dim=m["value"], **common))
     elif name.startswith("phi3"):
         model = transformers.Phi3ForCausalLM(transformers.Phi3Config(
@@ -478,9 +519,12 @@ def expert_weights(c, p, ours, theirs, state):
     state[theirs + "experts.down_proj"] = p[ours + "experts.linear_fc2.weight"]
     if "shared" in c["moe"]:
         gate, up = p[ours + "shared_experts.linear_fc1.weight"].chunk(2)
-        state[theirs + "shared_expert.gate_proj.weight"] = gate
-        state[theirs + "shared_expert.up_proj.weight"] = up
-        state[theirs + "shared_expert.down_proj.weight"] = p[ours + "shared_experts.linear_fc2.weight"]
+        shared = theirs + ("shared_experts." if "latent" in c else "shared_expert.")
+        state[shared + "gate_proj.weight"], state[shared + "up_proj.weight"] = gate, up
+        state[shared + "down_proj.weight"] = p[ours + "shared_experts.linear_fc2.weight"]
+    if c["moe"].get("sigmoid"):
+        state[theirs + "gate.e_score_correction_bias"] = p[ours + "router.expert_bias"]
+    elif "shared" in c["moe"]:
         state[theirs + "shared_expert_gate.weight"] = p[ours + "shared_experts.gate_weight"]
 
 
@@ -588,7 +632,8 @@ def seed_of(name, c):
 def make(name, c, write):
     generator, stored, text = values_of(c, seed_of(name, c))
     mask = (torch.rand(STEPS, BATCH, SEQ, generator=generator) > 0.2).to(torch.float32)
-    p = {key: value.double().requires_grad_() for key, value in stored.items()}
+    p = {key: value.double().requires_grad_(not key.endswith("expert_bias"))
+         for key, value in stored.items()}
     out = {"param." + key: value.clone() for key, value in stored.items()}
     out["text"], out["loss_mask"] = text, mask
 
@@ -610,7 +655,7 @@ def make(name, c, write):
     out["logits"], out["token_losses"] = logits.detach().float().flatten(0, 1), losses.detach().float()
     out["loss"] = loss.detach().reshape(1)
     for key, value in p.items():
-        out["grad." + key] = value.grad.float()
+        out["grad." + key] = torch.zeros_like(stored[key]) if value.grad is None else value.grad.float()
         value.grad = None
 
     optimizer = torch.optim.AdamW(

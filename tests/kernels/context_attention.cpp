@@ -132,6 +132,7 @@ TEST_CASE("shards of a sequence give the attention of the full sequence: load-ba
   uint64_t seed = 300;
   for (const DType type : kTypes)
     for (const auto& [ranks, length] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
+      if (test::kSanitized && ranks == 4) continue;
       const int64_t seq = are_simulated() && ranks == 4 ? 40 : length;
       AttentionShape a = attention_shape(are_simulated() ? 1 : 2, 3, 20, 2, seq);
       const auto check = [&, ranks = ranks] {

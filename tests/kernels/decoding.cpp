@@ -45,6 +45,10 @@ TEST_CASE("a sampled token is that of the sorted distribution: temperature, top-
     for (const double temperature : {0.0, 0.3, 1.0, 2.5})
       for (const int64_t top_k : {0, 1, 5, 2000})
         for (const double top_p : {1.0, 0.9, 0.05}) {
+          if (!runs_case(seed / 3, test::kSanitized ? 3 : 1)) {
+            seed += 3;
+            continue;
+          }
           const SamplingOptions options{temperature, top_k, top_p, seed};
           for (int32_t position : {0, 3, 1 << 20}) {
             const auto logits = logits_of(cols, seed++);
@@ -64,6 +68,7 @@ TEST_CASE("large vocabularies: candidates of several blocks, with equal logits i
     few.push_back(i % 5 == 0 ? -0.0 : static_cast<double>((i * i) % 41 - 30) * 0.5);
   for (const auto& logits : {full, few})
     for (const int64_t top_k : {0, 50, 2000, 5000}) {
+      if (test::kSanitized && top_k != 0 && top_k != 2000) continue;
       INFO("top_k=", top_k);
       const SamplingOptions options{.top_k = top_k, .top_p = top_k == 0 ? 0.9 : 1.0, .seed = 3};
       CHECK(sampled_token(logits, options, 11) == reference::sampled_token(logits, options, 11));

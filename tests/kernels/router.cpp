@@ -171,3 +171,29 @@ TEST_CASE("counts of choices in segments, and losses with their gradients") {
       }
   }
 }
+
+TEST_CASE("the bias of experts moves towards those with few tokens") {
+  for (const int64_t experts : {1, 5, 64, 300, 1024})
+    for (const int spread : {1, 3, 1000}) {
+      CAPTURE(experts);
+      CAPTURE(spread);
+      // With a spread of 1 all loads are equal; with few values some are the mean.
+      Vec<double> loads;
+      for (const int32_t v : random_ints(experts, 8, spread)) loads.push_back(4000 + v);
+      if (experts == 5 && spread == 3) loads = {7, 9, 8, 8, 8};
+      const Array bias(DType::f32, random_values(experts, 9, 0.25));
+      Array counts(DType::f32, loads);
+      for (const bool skip : {false, true}) {
+        kernels::StepControl control;
+        control.skip = skip ? 1 : 0;
+        const auto updated = run_kernel({bias}, [&](kernels::Context& c, Vec<Array>& out) {
+          router().update_bias(c, counts.f32(), experts, 0.125f, {&control, DType::u8}, out[0].f32());
+        });
+        const Vec<double> before = bias.rounded();
+        const Vec<double> expected = skip ? before : reference::updated_bias(before, loads, 0.125);
+        CHECK(error(updated[0].rounded(), expected) < 1e-7);
+        for (size_t e = 0; e < expected.size(); ++e)
+          CHECK((updated[0].rounded()[e] == before[e]) == (expected[e] == before[e]));
+      }
+    }
+}

@@ -34,6 +34,13 @@ Vec<S> row_of(const Vec<S>& x, int64_t t, int64_t cols) {
   return {x.begin() + t * cols, x.begin() + (t + 1) * cols};
 }
 
+// The bias of each expert after a step with these loads (Wang et al. 2024, algorithm 1).
+inline Vec<double> updated_bias(Vec<double> bias, const Vec<double>& loads, double rate) {
+  const double mean = std::accumulate(loads.begin(), loads.end(), 0.0) / static_cast<double>(loads.size());
+  for (size_t e = 0; e < bias.size(); ++e) bias[e] += loads[e] < mean ? rate : loads[e] > mean ? -rate : 0;
+  return bias;
+}
+
 // Indices of the n highest values, of equal ones the lower index first.
 inline std::vector<int64_t> highest(const Vec<double>& values, int64_t n) {
   std::vector<int64_t> order(values.size());

@@ -93,7 +93,8 @@ std::vector<config::ModelConfig> all_models() {
 }
 // With the losses of their routers, which are no sums over tokens.
 std::vector<config::ModelConfig> models_with_experts() {
-  return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe())};
+  return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe()),
+          larger_init(tiny_deepseek_moe())};
 }
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());

@@ -26,7 +26,7 @@ struct Named {
 // Norms of outputs pass rounding on at full size: PyTorch's own bf16 is 3e-2 from fp64 there. The eighth
 // token of gemma2 is ill conditioned: in PyTorch, rounding the weights to fp16 moves its logits by up to
 // 4e-3. Measured with experts: a gradient of a router 2.4e-2 (olmoe), of the norm of keys 2.1e-2 in bf16 and
-// 2.9e-3 in fp16 (qwen3_moe).
+// 2.9e-3 in fp16 (qwen3_moe), the norm of all gradients in the third step 3.3e-3 in fp16 (deepseek_moe).
 constexpr Named kModels[] = {
     {"gpt2", tiny_gpt2},
     {"llama", tiny_llama},
@@ -42,6 +42,7 @@ constexpr Named kModels[] = {
     {"olmoe", tiny_olmoe, 3e-2},
     {"deepseek", tiny_deepseek},
     {"deepseek_lite", tiny_deepseek_lite},
+    {"deepseek_moe", tiny_deepseek_moe, 2e-2, 4e-3},
 };
 config::ModelConfig config_of(const std::string& name) {
   for (const Named& model : kModels)
@@ -159,6 +160,7 @@ void check_logits_loss_and_gradients(Device& device, const std::string& name, DT
   double worst = 0;
   for (const auto& parameter : golden.model->parameters()) {
     CAPTURE(parameter->name());
+    if (parameter->spec().buffer) continue;
     std::vector<float> gradient = store.gradient(*parameter).to_floats();
     for (float& g : gradient) g = static_cast<float>(g / count);
     const std::vector<float> truth = golden.padded("grad." + parameter->name(), *parameter, 0.0f);
@@ -213,7 +215,8 @@ void check_steps(Device& device, const std::string& name, DType type, double tol
       adam.scale.weight_decay = parameter->spec().no_weight_decay ? 0.0f : 0.1f;
       store.adam(*parameter, adam, static_cast<float>(clip / count));
     }
-    CHECK(store.ready.size() == golden.model->parameters().size());
+    CHECK(static_cast<int64_t>(store.ready.size()) ==
+          std::ranges::count_if(golden.model->parameters(), [](const auto& p) { return !p->spec().buffer; }));
   }
   MESSAGE(name << " " << name_of(type) << ": worst loss of " << steps << " steps " << worst);
 }

@@ -221,6 +221,23 @@ inline config::ModelConfig tiny_qwen3_moe() {
   c.moe_z_loss_coeff = 0.003;
   return c;
 }
+// DeepSeek-V3: a bias of the choice, groups, sigmoids, a shared expert without a gate.
+inline config::ModelConfig tiny_deepseek_moe() {
+  config::ModelConfig c = with_experts(tiny_deepseek(), 8, 3, 10);
+  c.rope_scaling = false;
+  c.rotary_base = 10000;
+  c.softmax_scale = 1.0 / 3.0;
+  c.moe_first_dense_layers = 1;
+  c.moe_router_score_function = config::RouterScore::sigmoid;
+  c.moe_router_enable_expert_bias = true;
+  c.moe_router_num_groups = 4;
+  c.moe_router_group_topk = 2;
+  c.moe_router_group_score_topk = 2;
+  c.moe_router_topk_scaling_factor = 2.5;
+  c.moe_shared_expert_intermediate_size = 10;
+  c.moe_aux_loss_coeff = 0.02;
+  return c;
+}
 inline config::ModelConfig tiny_olmoe() {
   config::ModelConfig c = with_experts(tiny_family(4, 4, 6), 7, 3, 10);
   c.hidden_size = 24;

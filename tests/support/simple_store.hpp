@@ -39,13 +39,15 @@ class SimpleStore : public ParamStore {
     }
     CategoryScope scope(MemoryCategory::parameters);
     slot.main = Tensor::zeros(device_, parameter.shape());
-    slot.model = compute_ == DType::f32 ? slot.main : Tensor::zeros(device_, parameter.shape(), compute_);
+    slot.model = compute_ == DType::f32 || parameter.spec().buffer
+                     ? slot.main
+                     : Tensor::zeros(device_, parameter.shape(), compute_);
     slots_.push_back(slot);
   }
   void set(const Parameter& parameter, std::span<const float> values) {
     Slot& slot = at(parameter);
     slot.main.copy_from_host_bytes(std::as_bytes(values));
-    if (compute_ != DType::f32)
+    if (slot.model.dtype() != DType::f32)
       launch(device_, device_.table().elementwise->cast, slot.main, slot.model, slot.main.elements());
   }
   void initialize(std::span<const std::unique_ptr<Parameter>> parameters, uint64_t seed) {
@@ -81,7 +83,7 @@ class SimpleStore : public ParamStore {
     if (!gathered_) return slot.model;
     if (slot.pins++ == 0) {
       CategoryScope scope(MemoryCategory::workspace);
-      slot.gathered = Tensor::empty(device_, slot.model.shape(), compute_);
+      slot.gathered = Tensor::empty(device_, slot.model.shape(), slot.model.dtype());
       launch(device_, device_.table().elementwise->cast, slot.model, slot.gathered, slot.model.elements());
     }
     return slot.gathered;
@@ -95,7 +97,9 @@ class SimpleStore : public ParamStore {
            slot.gathered.elements());
     slot.gathered = Tensor();
   }
-  bool is_trainable(const Parameter& parameter) const override { return !frozen_.count(parameter.index()); }
+  bool is_trainable(const Parameter& parameter) const override {
+    return !parameter.spec().buffer && !frozen_.count(parameter.index());
+  }
   Tensor gradient(const Parameter& parameter) override { return at(parameter).gradient; }
 
   int pins = 0;  // acquired and not released

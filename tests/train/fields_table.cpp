@@ -54,14 +54,16 @@ void experts() {
                             "model.moe_router_group_topk=1"};
   changes("model.moe_router_num_groups", "2", groups);
   changes("model.moe_router_group_topk", "2", groups);
+  changes("model.moe_router_group_score_topk", "1", groups);
   for (const auto& [field, value] : {std::pair("moe_router_dtype", "fp64"),
                                      {"moe_input_jitter_eps", "0.1"},
                                      {"moe_grouped_gemm", "false"},
                                      {"moe_permute_fusion", "false"}})
     refused((std::string("model.") + field).c_str(), value, on);
   const Overrides sigmoid = with(on, {"model.moe_router_score_function=sigmoid"});
-  refused("model.moe_router_enable_expert_bias", "true", sigmoid);
-  idle("model.moe_router_bias_update_rate", "0.1", {"model.moe_router_enable_expert_bias=true"}, sigmoid);
+  changes("model.moe_router_enable_expert_bias", "true", sigmoid, View::model);
+  changes("model.moe_router_bias_update_rate", "0.5",
+          with(sigmoid, {"model.moe_router_enable_expert_bias=true"}));
   const Overrides exchanged = with(on, {"dist.world_size=2", "dist.ep=2"});
   changes("model.moe_token_dispatcher_type", "allgather", exchanged, View::memory);
   changes("model.moe_shared_expert_overlap", "true",

@@ -353,7 +353,8 @@ TEST_CASE(
   const auto alone = comm::World::single_process();
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
-  for (const std::string recipe : {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8"}) {
+  for (const std::string recipe :
+       {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8", "moe_bias"}) {
     const bool adapters = recipe == "dora";  // beside weights that the checkpoint does not hold
     // Blocks of fp8 moments begin where a rank's elements do: another layout rounds again.
     const bool same_layout = recipe == "moments_fp8";

@@ -38,7 +38,7 @@ struct Layout {
 #define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
 #define IN_GROUPS \
   "model.moe_router_score_function=sigmoid model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
-#define EXPERT_BIASES \
+#define EXPERT_BIASES                                          \
   "model.moe_router_pre_softmax=true model.add_mlp_bias=true " \
   "model.moe_shared_expert_intermediate_size=null model.moe_shared_expert_gate=false "
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
@@ -219,7 +219,18 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe_muon", EP("2") SHARD "optim ddp.bucket_size=2000"},
     {2, false, "moe_four", EP("2") EXPERT_BIASES},
     {2, false, "moe_four", EXCHANGED("2") EXPERT_BIASES},
-    {4, false, "moe_four", EXCHANGED("2") IN_GROUPS OF_SEQUENCES "dist.cp=2 dist.tp=2 dist.sp=true dist.etp=1"},
+    {4, false, "moe_four",
+     EXCHANGED("2") IN_GROUPS OF_SEQUENCES "dist.cp=2 dist.tp=2 dist.sp=true dist.etp=1"},
+    // The bias of the experts, which counts the tokens of all ranks.
+    {2, true, "moe_bias", EP("2") FULL},
+    {2, false, "moe_bias", "dist.pp=2"},
+    {2, false, "moe_bias", "dist.tp=2"},
+    {2, false, "moe_bias", "dist.tp=2 dist.sp=true"},
+    {2, false, "moe_bias", "dist.cp=2 dist.cp_comm_type=a2a"},
+    {2, false, "moe_bias", SHARD "optim_grads_params" SIMULATED},
+    {4, true, "moe_bias", EP("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
+    {4, false, "moe_bias", EP("2") "dist.pp=2 dist.vpp=2 " SHARD "optim_grads" STAND_IN},
+    {4, false, "moe_bias", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
     // Latent attention, with compressed queries and without, and adapters in every parallel state.
     {2, true, "latent", "dist.tp=2 dist.sp=true"},
     {2, false, "latent", "dist.tp=2 " DROP},

@@ -111,6 +111,15 @@ void derive_model(Schema& s) {
                    [](Config& c) {
                      if (c.model.num_moe_experts) c.model.moe_ffn_hidden_size = c.model.ffn_hidden_size;
                    });
+  s.derive<Config>("model.moe_router_group_score_topk",
+                   "model.moe_router_topk / model.moe_router_group_topk, at least 1, where "
+                   "model.moe_router_num_groups is set",
+                   [](Config& c) {
+                     auto& m = c.model;
+                     if (m.num_moe_experts && m.moe_router_num_groups && m.moe_router_group_topk)
+                       m.moe_router_group_score_topk =
+                           std::max<int64_t>(1, m.moe_router_topk / *m.moe_router_group_topk);
+                   });
 }
 
 void derive_world(Schema& s) {

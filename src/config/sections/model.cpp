@@ -425,6 +425,13 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("groups selected for each token")
       .unit("groups")
       .range(1, 1 << 20);
+  s.field("moe_router_group_score_topk", &M::moe_router_group_score_topk)
+      .doc("highest scores of a group whose sum is the score of the group: DeepSeek-V2 1, DeepSeek-V3 2")
+      .unit("experts")
+      .range(1, 1 << 20)
+      .used_when<Config>("`model.moe_router_num_groups` is set", [](const Config& c) {
+        return has_experts(c) && c.model.moe_router_num_groups.has_value();
+      });
   moe(s.field("moe_router_topk_scaling_factor", &M::moe_router_topk_scaling_factor))
       .doc("scaling factor of the routing weights of the selected experts")
       .above(0);
@@ -434,8 +441,7 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_router_enable_expert_bias", &M::moe_router_enable_expert_bias))
       .doc(
           "balance the load with an expert bias on the top-k selection, updated after each step "
-          "(auxiliary-loss-free)")
-      .unsupported("balancing by an expert bias");
+          "(auxiliary-loss-free)");
   s.field("moe_router_bias_update_rate", &M::moe_router_bias_update_rate)
       .doc("update rate of the expert bias; typical: 1e-3")
       .above(0)

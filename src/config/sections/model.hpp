@@ -249,6 +249,8 @@ struct ModelConfig {
   bool moe_router_pre_softmax = false;
   std::optional<int64_t> moe_router_num_groups;
   std::optional<int64_t> moe_router_group_topk;
+  // Derived: moe_router_topk / moe_router_group_topk.
+  std::optional<int64_t> moe_router_group_score_topk;
   std::optional<double> moe_router_topk_scaling_factor;
   RouterDtype moe_router_dtype = RouterDtype::fp32;
   bool moe_router_enable_expert_bias = false;

@@ -145,10 +145,10 @@ RULE("R0709", expert_bias_needs_sigmoid, "moe_router_enable_expert_bias needs si
 }
 
 RULE("R0710", expert_groups_fit,
-     "num_moe_experts is divisible by moe_router_num_groups, and the selected groups hold at least "
-     "moe_router_topk experts",
+     "num_moe_experts is divisible by moe_router_num_groups, the selected groups hold at least "
+     "moe_router_topk experts, and a group at least moe_router_group_score_topk",
      "model.moe_router_num_groups", "model.moe_router_group_topk", "model.num_moe_experts",
-     "model.moe_router_topk") {
+     "model.moe_router_topk", "model.moe_router_group_score_topk") {
   const auto& m = c.model;
   if (!has_experts(c) || (!m.moe_router_num_groups && !m.moe_router_group_topk)) return;
   if (!m.moe_router_num_groups || !m.moe_router_group_topk) {
@@ -173,6 +173,11 @@ RULE("R0710", expert_groups_fit,
         .error("`model.moe_router_topk` " + to_text(m.moe_router_topk) + " is more than the " +
                counted(chosen * (all / groups), "expert") + " of the chosen groups")
         .help("set it to at most " + to_text(chosen * (all / groups)));
+  else if (m.moe_router_group_score_topk.value_or(1) > all / groups)
+    report
+        .error("`model.moe_router_group_score_topk` " + to_text(*m.moe_router_group_score_topk) +
+               " is more than the " + counted(all / groups, "expert") + " of a group")
+        .help("set it to at most " + to_text(all / groups));
 }
 
 RULE("R0711", capacity_excludes_sinkhorn,

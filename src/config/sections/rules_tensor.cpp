@@ -136,15 +136,15 @@ RULE("R0410", rotated_width_even, "the rotated part of a head has an even width"
 }
 
 RULE("R0411", rope_scaling_ordered,
-     "the low frequency factor is below the high one, beta_slow below beta_fast",
+     "the low frequency factor is below the high one, beta_slow at most beta_fast",
      "model.rope_scaling_low_freq_factor", "model.rope_scaling_high_freq_factor",
      "model.rope_scaling_beta_slow", "model.rope_scaling_beta_fast") {
   const auto& m = c.model;
   if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
-  if (m.rope_scaling_type == RopeScaling::yarn && m.rope_scaling_beta_slow >= m.rope_scaling_beta_fast)
+  if (m.rope_scaling_type == RopeScaling::yarn && m.rope_scaling_beta_slow > m.rope_scaling_beta_fast)
     report
         .error("`model.rope_scaling_beta_slow` " + to_text(m.rope_scaling_beta_slow) +
-               " is not below `model.rope_scaling_beta_fast` " + to_text(m.rope_scaling_beta_fast))
+               " is above `model.rope_scaling_beta_fast` " + to_text(m.rope_scaling_beta_fast))
         .help("the paper has 1 and 32");
   if (m.rope_scaling_type != RopeScaling::llama3 ||
       m.rope_scaling_low_freq_factor < m.rope_scaling_high_freq_factor)

@@ -251,6 +251,7 @@ class Shrinker {
     set("model.moe_router_topk", std::min({m_.moe_router_topk, count, int64_t{2}}), m_.moe_router_topk);
     leave_open("model.moe_router_num_groups");
     leave_open("model.moe_router_group_topk");
+    leave_open("model.moe_router_group_score_topk");
     const auto narrow = [&](const char* path, std::optional<int64_t> width) {
       if (width && written(path))
         set(path, std::min(*width, rounded(ratio(*width, m_.hidden_size) * static_cast<double>(hidden_), 16)),

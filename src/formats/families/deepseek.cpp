@@ -1,5 +1,10 @@
-// DeepSeek V2 and V3: Llama with latent attention. Layers with experts are refused by name.
+// DeepSeek V2 and V3, and Kimi K2, a V3 of other sizes: Llama with latent attention and experts.
+#include <algorithm>
+
+#include "base/checked.hpp"
+#include "base/text.hpp"
 #include "formats/family.hpp"
+#include "formats/fp8_weights.hpp"
 
 namespace capstan::formats {
 
@@ -45,33 +50,148 @@ void write_heads(const config::ModelConfig& m, OrderedJson& j) {
   j["head_dim"] = m.qk_pos_emb_head_dim;
 }
 
-// dense: default of `first_k_dense_replace`.
-void read_dense_layers(ConfigJson& c, const config::ModelConfig& m, int64_t dense) {
-  const Json& given = c.value("first_k_dense_replace");
-  const Json count = given.is_null() ? Json(dense) : given;
-  if (!count.is_number_integer() || count < m.num_layers)
-    c.refuse("`first_k_dense_replace` is below `num_hidden_layers`: layers with experts are not read");
-  // Of experts, which no layer has.
-  c.changes_nothing({"moe_intermediate_size", "n_shared_experts", "n_routed_experts", "num_experts",
-                     "num_local_experts", "ep_size", "routed_scaling_factor", "topk_method", "scoring_func",
-                     "n_group", "topk_group", "num_experts_per_tok", "moe_layer_freq", "norm_topk_prob",
-                     "aux_loss_alpha", "seq_aux", "output_router_logits"});
+// What a class takes where config.json lacks a key; topk: nullopt, the key is required.
+struct ExpertDefaults {
+  int64_t dense, experts, shared, width;
+  std::optional<int64_t> topk;
+  double scaling;
+};
+
+// Reads `first_k_dense_replace`. False: all layers are dense, and the keys of experts change nothing.
+bool read_dense_layers(ConfigJson& c, config::ModelConfig& m, int64_t otherwise) {
   // Layers for multi-token prediction, which the class with the head does not run.
-  c.changes_nothing({"num_nextn_predict_layers", "num_mtp_layers"});
+  c.changes_nothing({"num_nextn_predict_layers", "num_mtp_layers", "ep_size", "output_router_logits"});
+  const Json& given = c.value("first_k_dense_replace");
+  const Json count = given.is_null() ? Json(otherwise) : given;
+  if (!count.is_number_integer() || count < 0)
+    c.refuse("`first_k_dense_replace` is " + json_excerpt(count) + ", not a number of layers");
+  else if (count < m.num_layers) {
+    m.moe_first_dense_layers = count.get<int64_t>();
+    c.only("moe_layer_freq", 1, "every layer after the dense ones has experts");
+    return true;
+  }
+  c.changes_nothing({"moe_intermediate_size", "n_shared_experts", "n_routed_experts", "num_experts",
+                     "num_local_experts", "routed_scaling_factor", "topk_method", "scoring_func", "n_group",
+                     "topk_group", "num_experts_per_tok", "moe_layer_freq", "norm_topk_prob",
+                     "aux_loss_alpha", "seq_aux"});
+  return false;
 }
+
+void read_deepseek_experts(ConfigJson& c, config::ModelConfig& m, const ExpertDefaults& otherwise) {
+  const int64_t experts = c.integer("n_routed_experts", otherwise.experts, kMaxExperts);
+  // Other names of the same attribute.
+  for (const char* same : {"num_experts", "num_local_experts"})
+    c.only(same, experts, "`n_routed_experts` is another number");
+  m.num_moe_experts = experts;
+  m.moe_ffn_hidden_size = c.integer("moe_intermediate_size", otherwise.width);
+  const int64_t shared = of_class<int64_t>(c, "n_shared_experts", otherwise.shared, 0);
+  if (const int64_t count = c.integer("n_shared_experts", shared, kMaxExperts); count > 0)
+    m.moe_shared_expert_intermediate_size = checked_mul(count, *m.moe_ffn_hidden_size);
+  m.moe_router_topk = c.integer("num_experts_per_tok", otherwise.topk, kMaxExperts);
+  if (m.moe_router_topk > experts)
+    c.refuse("`num_experts_per_tok` is " + std::to_string(m.moe_router_topk) + ", of " +
+             std::to_string(experts) + " experts");
+  const double scaling = c.number("routed_scaling_factor", otherwise.scaling);
+  if (!(scaling > 0)) c.refuse("`routed_scaling_factor` is " + to_text(scaling) + ", not above 0");
+  if (scaling != 1) m.moe_router_topk_scaling_factor = scaling;
+  m.moe_aux_loss_coeff = c.number("aux_loss_alpha", 0);
+  const bool of_sequence = c.boolean("seq_aux", true);
+  if (m.moe_aux_loss_coeff < 0)
+    c.refuse("`aux_loss_alpha` is " + to_text(m.moe_aux_loss_coeff) + ", below 0");
+  m.moe_router_load_balancing_type = m.moe_aux_loss_coeff == 0 ? config::RouterBalancing::none
+                                     : of_sequence             ? config::RouterBalancing::seq_aux_loss
+                                                               : config::RouterBalancing::aux_loss;
+}
+
+// best: the scores of a group that the class adds.
+void read_groups(ConfigJson& c, config::ModelConfig& m, int64_t groups, int64_t chosen, int64_t best) {
+  const int64_t count = c.integer("n_group", groups, kMaxExperts),
+                topk = c.integer("topk_group", chosen, kMaxExperts);
+  if (*m.num_moe_experts % count != 0 || topk > count || best > *m.num_moe_experts / count ||
+      m.moe_router_topk > topk * (*m.num_moe_experts / count))
+    return c.refuse("`topk_group` " + std::to_string(topk) + " of `n_group` " + std::to_string(count) +
+                    " groups do not fit " + std::to_string(m.moe_router_topk) + " of " +
+                    std::to_string(*m.num_moe_experts) + " experts");
+  if (count == 1) return;
+  m.moe_router_num_groups = count;
+  m.moe_router_group_topk = topk;
+  m.moe_router_group_score_topk = best;
+}
+
+void write_deepseek_experts(const config::ModelConfig& m, OrderedJson& j) {
+  j["first_k_dense_replace"] = m.num_moe_experts ? m.moe_first_dense_layers : m.num_layers;
+  if (!m.num_moe_experts) return;
+  j["moe_layer_freq"] = 1;
+  j["n_routed_experts"] = *m.num_moe_experts;
+  const int64_t width = *m.moe_ffn_hidden_size, shared = m.moe_shared_expert_intermediate_size.value_or(0);
+  j["moe_intermediate_size"] = width;
+  j["n_shared_experts"] = shared == 0 ? OrderedJson() : OrderedJson(std::max<int64_t>(1, shared / width));
+  j["num_experts_per_tok"] = m.moe_router_topk;
+  j["routed_scaling_factor"] = m.moe_router_topk_scaling_factor.value_or(1);
+  j["n_group"] = m.moe_router_num_groups.value_or(1);
+  j["topk_group"] = m.moe_router_group_topk.value_or(1);
+  j["aux_loss_alpha"] = m.moe_aux_loss_coeff;
+  j["seq_aux"] = m.moe_router_load_balancing_type != config::RouterBalancing::aux_loss;
+  j["output_router_logits"] = false;
+}
+
 void read_v2(ConfigJson& c, config::ModelConfig& m) {
-  read_dense_layers(c, m, 0);
+  if (!read_dense_layers(c, m, 0)) return;
+  read_deepseek_experts(
+      c, m, {.dense = 0, .experts = 64, .shared = 2, .width = 1407, .topk = std::nullopt, .scaling = 1});
+  m.moe_router_pre_softmax = true;
+  c.only("scoring_func", "softmax", "the class computes a softmax");
+  c.only("norm_topk_prob", false, "the class does not divide the probabilities by their sum");
+  const std::string method = c.text("topk_method", "greedy");
+  if (method == "greedy")
+    c.changes_nothing({"n_group", "topk_group"});
+  else if (method == "group_limited_greedy")
+    read_groups(c, m, 1, 1, 1);
+  else
+    c.refuse("`topk_method` is " + in_quotes(method) + "; it is greedy or group_limited_greedy");
 }
+void write_v2(const config::ModelConfig& m, OrderedJson& j) {
+  write_deepseek_experts(m, j);
+  if (!m.num_moe_experts) return;
+  j["scoring_func"] = "softmax";
+  j["topk_method"] = m.moe_router_num_groups ? "group_limited_greedy" : "greedy";
+  j["norm_topk_prob"] = false;
+}
+
+// The weights of DeepSeek's releases, which are dequantized where they are read (fp8_weights.hpp).
+void read_fp8(ConfigJson& c) {
+  const Json& given = c.value("quantization_config");
+  if (given.is_null()) return;
+  ConfigJson q(given, c.location() + ": quantization_config");
+  q.only("quant_method", "fp8", "only FP8 weights are read");
+  q.only("fmt", "e4m3", "only E4M3 weights are read");
+  q.only("weight_block_size", Json::array({kFp8Block, kFp8Block}), "a scale is for a block of 128 x 128");
+  // Of the input of GEMMs, which Capstan computes in the type of the recipe.
+  q.changes_nothing({"activation_scheme", "modules_to_not_convert"});
+  q.finish();
+}
+
 void read_v3(ConfigJson& c, config::ModelConfig& m) {
   c.only("rope_interleave", true, "RoPE of the two halves is another model");
-  read_dense_layers(c, m, 3);
-}
-void write_dense_layers(const config::ModelConfig& m, OrderedJson& j) {
-  j["first_k_dense_replace"] = m.num_layers;
+  read_fp8(c);
+  if (!read_dense_layers(c, m, 3)) return;
+  read_deepseek_experts(c, m,
+                        {.dense = 3, .experts = 256, .shared = 1, .width = 2048, .topk = 8, .scaling = 2.5});
+  m.moe_router_score_function = config::RouterScore::sigmoid;
+  m.moe_router_enable_expert_bias = true;
+  c.only("scoring_func", "sigmoid", "the class computes a sigmoid");
+  c.only("topk_method", "noaux_tc", "the class adds a bias to the scores");
+  if (c.boolean("norm_topk_prob", true) != (m.moe_router_topk > 1))
+    c.refuse("`norm_topk_prob` is true with one expert of a token, or false with several");
+  read_groups(c, m, 8, 4, 2);
 }
 void write_v3(const config::ModelConfig& m, OrderedJson& j) {
-  write_dense_layers(m, j);
+  write_deepseek_experts(m, j);
   j["rope_interleave"] = true;
+  if (!m.num_moe_experts) return;
+  j["scoring_func"] = "sigmoid";
+  j["topk_method"] = "noaux_tc";
+  j["norm_topk_prob"] = m.moe_router_topk > 1;
 }
 
 TensorNames deepseek_names() {
@@ -83,7 +203,29 @@ TensorNames deepseek_names() {
   n.kv_down = "self_attn.kv_a_proj_with_mqa";
   n.kv_norm = "self_attn.kv_a_layernorm";
   n.kv_up = "self_attn.kv_b_proj";
+  n.router = "mlp.gate";
+  n.expert_gate = "mlp.experts.{}.gate_proj";
+  n.expert_up = "mlp.experts.{}.up_proj";
+  n.expert_down = "mlp.experts.{}.down_proj";
+  n.shared_gate = "mlp.shared_experts.gate_proj";
+  n.shared_up = "mlp.shared_experts.up_proj";
+  n.shared_down = "mlp.shared_experts.down_proj";
   return n;
+}
+TensorNames v3_names() {
+  TensorNames n = deepseek_names();
+  n.expert_bias = "mlp.gate.e_score_correction_bias";
+  return n;
+}
+
+Family v3_family(const char* model_type) {
+  return {.model_type = model_type,
+          .architecture = "DeepseekV3ForCausalLM",
+          .like = LlamaLike{.groups = 128, .read_heads = read_heads, .write_heads = write_heads},
+          .read_rest = read_v3,
+          .write_rest = write_v3,
+          .names = v3_names(),
+          .has_prediction_layers = true};
 }
 
 }  // namespace
@@ -94,16 +236,13 @@ const Family kDeepseekV2 = {
     .architecture = "DeepseekV2ForCausalLM",
     .like = LlamaLike{.mlp_bias = true, .read_heads = read_heads, .write_heads = write_heads},
     .read_rest = read_v2,
-    .write_rest = write_dense_layers,
+    .write_rest = write_v2,
     .names = deepseek_names()};
 
 extern const Family kDeepseekV3;
-const Family kDeepseekV3 = {
-    .model_type = "deepseek_v3",
-    .architecture = "DeepseekV3ForCausalLM",
-    .like = LlamaLike{.groups = 128, .read_heads = read_heads, .write_heads = write_heads},
-    .read_rest = read_v3,
-    .write_rest = write_v3,
-    .names = deepseek_names()};
+const Family kDeepseekV3 = v3_family("deepseek_v3");
+
+extern const Family kKimiK2;
+const Family kKimiK2 = v3_family("kimi_k2");
 
 }  // namespace capstan::formats

@@ -11,6 +11,7 @@
 #include "parallel/flat_store.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
+#include "train/trainer/expert_bias.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/step_totals.hpp"
@@ -93,6 +94,7 @@ class MetaTrainer {
                       : std::vector<PinnedBuffer>()),
         runner_(config, mesh_, *device_, *model_, store_),
         totals_(mesh_, *device_, store_, *optimizer_, runner_.router_values()),
+        expert_biases_(config, *model_, store_),
         micro_batches_(micro_batches_of(config, mesh_)) {
     if (reruns())
       store_.on_local_gradients([this](const Tensor& gradients) { totals_.add_to_fingerprint(gradients); });
@@ -122,6 +124,7 @@ class MetaTrainer {
     totals_.sum_gradients(config_.logger.log_num_zeros_in_grad);
     totals_.decide({});
     optimizer_->step({}, totals_.control());
+    expert_biases_.update(totals_.router_sums(), totals_.control());
     store_.after_update(totals_.control());
     if (config_.logger.log_params_norm) totals_.sum_parameters();
     return counts_of(*device_, mesh_) - before;
@@ -166,6 +169,7 @@ class MetaTrainer {
   const std::vector<PinnedBuffer> snapshot_;
   MicroBatchRunner runner_;
   StepTotals totals_;
+  ExpertBiases expert_biases_;
   const int64_t micro_batches_;
 };
 

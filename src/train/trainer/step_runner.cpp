@@ -41,6 +41,7 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_,
                                          micro_batch_runner_->router_values());
+  expert_biases_ = std::make_unique<ExpertBiases>(config, *model_, *store_);
   if (reruns())
     store_->on_local_gradients([this](const Tensor& gradients) { totals_->add_to_fingerprint(gradients); });
   if (config.mixed_precision.params_dtype == config::Precision::fp16) scale_loss(config.mixed_precision);
@@ -222,6 +223,7 @@ void StepRunner::launch_update(double learning_rate) {
   step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
   step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
   optimizer_->step(step, totals_->control());
+  expert_biases_->update(totals_->router_sums(), totals_->control());
   store_->after_update(totals_->control());
   if (config_.logger.log_params_norm) totals_->sum_parameters();
 }

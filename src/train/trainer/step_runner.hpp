@@ -19,6 +19,7 @@
 #include "train/setup/state.hpp"
 #include "train/setup/transport.hpp"
 #include "train/trainer/anomaly.hpp"
+#include "train/trainer/expert_bias.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/step_totals.hpp"
 #include "train/trainer/timers.hpp"
@@ -162,6 +163,7 @@ class StepRunner {
   TrainState state_;
   std::unique_ptr<MicroBatchRunner> micro_batch_runner_;
   std::unique_ptr<StepTotals> totals_;
+  std::unique_ptr<ExpertBiases> expert_biases_;
   const config::BatchRamp batch_ramp_;
   std::optional<optim::LossScaler> loss_scaler_;
   // Micro-batches of the current step, which a rerun uses again.

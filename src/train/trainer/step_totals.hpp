@@ -38,6 +38,8 @@ class StepTotals {
 
   // kernels::StepControl in bytes, for the optimizer.
   const Tensor& control() const { return control_; }
+  // The statistics of the routers, fp32 [router_values], on the device; over all ranks after sum_losses().
+  const Tensor& router_sums() const { return routers_; }
   // Waits for the compute queue.
   kernels::StepValues read();
   // The statistics of the routers (nn::RouterStatistics::sums(), over all ranks) as of the last read().

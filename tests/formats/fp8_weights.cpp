@@ -1,0 +1,198 @@
+// Weights in FP8 with a factor for each block of 128 x 128, as DeepSeek's releases hold them.
+#include "formats/fp8_weights.hpp"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "checkpoint/reader.hpp"
+#include "formats/convert.hpp"
+#include "formats/hf_directory.hpp"
+#include "tensor/float8.hpp"
+#include "tests/formats/helpers.hpp"
+#include "tests/support/errors.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace capstan;
+using namespace capstan::formats;
+using test::error_of;
+using test::holds;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct StoredTensor {
+  checkpoint::TensorInfo info;
+  std::vector<std::byte> bytes;
+};
+using TensorFiles = std::map<std::string, StoredTensor>;
+
+template <class T>
+StoredTensor stored_tensor(DType type, const Shape& shape, const std::vector<T>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {{type, shape}, {bytes.begin(), bytes.end()}};
+}
+
+// Capstan itself writes no codes.
+void write_files(const TensorFiles& files, const fs::path& path) {
+  OrderedJson header;
+  std::string data;
+  for (const auto& [name, tensor] : files) {
+    const bool codes = tensor.info.dtype == DType::f8e4m3;
+    const size_t begin = data.size();
+    data.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+    OrderedJson shape = OrderedJson::array();
+    for (const int64_t size : tensor.info.shape) shape.push_back(size);
+    header[name] = {{"dtype", codes                              ? "F8_E4M3"
+                              : tensor.info.dtype == DType::bf16 ? "BF16"
+                                                                 : "F32"},
+                    {"shape", shape},
+                    {"data_offsets", OrderedJson::array({begin, data.size()})}};
+  }
+  const std::string text = dump_json(header);
+  const uint64_t length = text.size();
+  std::ofstream(path, std::ios::binary)
+      << std::string_view(reinterpret_cast<const char*>(&length), sizeof length) << text << data;
+}
+
+// Codes and factors of a matrix; adds them to `files` and returns the values that they stand for.
+std::vector<float> add_quantized(TensorFiles& files, const std::string& name, const Shape& shape,
+                                 const std::function<float(int64_t)>& value) {
+  const int64_t rows = shape[0], columns = shape[1], across = (columns + 127) / 128;
+  std::vector<float> scales(static_cast<size_t>((rows + 127) / 128 * across)), values;
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = 0.001f + 0.0007f * static_cast<float>(i);
+  std::vector<uint8_t> codes;
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    const float scale = scales[static_cast<size_t>(i / columns / 128 * across + i % columns / 128)];
+    codes.push_back(static_cast<uint8_t>(encode<kE4m3>(value(i) / scale)));
+    values.push_back(static_cast<float>(bf16(decode<kE4m3>(codes.back()) * scale)));
+  }
+  files[name] = stored_tensor(DType::f8e4m3, shape, codes);
+  files[name + "_scale_inv"] = stored_tensor(DType::f32, {(rows + 127) / 128, across}, scales);
+  return values;
+}
+
+float noise(int64_t i) {
+  return 0.3f * static_cast<float>((i * 7919 % 2003) - 1001) / 1001;
+}
+
+}  // namespace
+
+TEST_CASE("codes times the factors of their blocks, rounded to bf16; any region of them") {
+  const test::TemporaryDirectory home;
+  TensorFiles files;
+  const Shape shape{261, 300};
+  const std::vector<float> expected = add_quantized(files, "a.weight", shape, noise);
+  files["norm.weight"] = stored_tensor(DType::f32, {3}, std::vector<float>{1, 2, 3});
+  write_files(files, home.path() / kSingleFile);
+  HfDirectory directory(home.path());
+  Fp8Weights weights(directory);
+  CHECK(weights.names() == std::vector<std::string>{"a.weight", "norm.weight"});
+  CHECK(weights.at("a.weight").dtype == DType::bf16);
+  CHECK(test::floats(weights, "a.weight") == expected);
+  CHECK(test::floats(weights, "norm.weight") == std::vector<float>{1, 2, 3});
+  for (const Region& region :
+       {Region{{0, 0}, {1, 300}}, Region{{127, 126}, {3, 5}}, Region{{200, 255}, {61, 45}},
+        Region{{128, 128}, {128, 128}}, Region{{260, 299}, {1, 1}}}) {
+    std::vector<float> part(static_cast<size_t>(region.sizes.elements())), wanted;
+    weights.read("a.weight", DType::f32, region, std::as_writable_bytes(std::span(part)));
+    for (int64_t r = 0; r < region.sizes[0]; ++r)
+      for (int64_t c = 0; c < region.sizes[1]; ++c)
+        wanted.push_back(
+            expected[static_cast<size_t>((region.offsets[0] + r) * 300 + region.offsets[1] + c)]);
+    CHECK(part == wanted);
+  }
+  std::vector<bf16> same(expected.size());
+  weights.read_all("a.weight", DType::bf16, std::as_writable_bytes(std::span(same)));
+  for (size_t i = 0; i < same.size(); ++i) REQUIRE(static_cast<float>(same[i]) == expected[i]);
+}
+
+TEST_CASE("factors that do not fit their weights are refused") {
+  const test::TemporaryDirectory home;
+  TensorFiles files;
+  add_quantized(files, "a.weight", {130, 128}, noise);
+  const auto refused = [&] {
+    write_files(files, home.path() / kSingleFile);
+    HfDirectory directory(home.path());
+    return error_of([&] { Fp8Weights weights(directory); });
+  };
+  CHECK(refused().empty());
+  files["a.weight_scale_inv"] = stored_tensor(DType::f32, {1, 2}, std::vector<float>{1, 1});
+  CHECK(holds(refused(), "\"a.weight_scale_inv\" is [1,2] in fp32"));
+  files["a.weight_scale_inv"] = stored_tensor(DType::bf16, {2, 1}, std::vector<bf16>(2));
+  CHECK(holds(refused(), "need [2,1] in fp32"));
+  // Without factors the codes mean nothing.
+  files.erase("a.weight_scale_inv");
+  CHECK(refused().empty());
+  HfDirectory directory(home.path());
+  Fp8Weights weights(directory);
+  CHECK(holds(error_of([&] { test::floats(weights, "a.weight"); }), "F8_E4M3"));
+}
+
+TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, and exported in bf16") {
+  const test::TemporaryDirectory home;
+  const fs::path from = test::kFormatFixtures / "families/deepseek_v3_moe", to = home.path() / "fp8";
+  fs::create_directory(to);
+  TensorFiles files;
+  HfDirectory plain(from);
+  std::map<std::string, std::vector<float>> expected;
+  for (const std::string& name : plain.names()) {
+    const auto values = test::floats(plain, name);
+    if (name.ends_with("_proj.weight"))
+      expected[name] = add_quantized(files, name, plain.at(name).shape,
+                                     [&](int64_t i) { return values[static_cast<size_t>(i)]; });
+    else
+      files[name] = stored_tensor(DType::f32, plain.at(name).shape, values);
+  }
+  // Layers are 0 to 2.
+  add_quantized(files, "model.layers.3.eh_proj.weight", {24, 48}, noise);
+  files["model.layers.3.enorm.weight"] = stored_tensor(DType::f32, {24}, std::vector<float>(24, 1.0f));
+  write_files(files, to / kSingleFile);
+  Json config = json_of(read_file(from / "config.json"));
+  const auto write_config = [&] { std::ofstream(to / "config.json") << dump_json(config); };
+  config["quantization_config"] = {{"quant_method", "fp8"},
+                                   {"fmt", "e4m3"},
+                                   {"activation_scheme", "dynamic"},
+                                   {"weight_block_size", {128, 128}}};
+  write_config();
+
+  const auto external = ExternalModel::open("hf:" + to.string());
+  CHECK(external->dtype() == DType::bf16);
+  write_checkpoint(*external, home.path() / "checkpoint", DType::bf16);
+  auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
+  CHECK(reader.find("decoder.layers.1.mlp.router.expert_bias")->dtype == DType::f32);
+  CHECK(reader.find("decoder.layers.1.mlp.router.weight")->dtype == DType::bf16);
+  ExportSource exported{&reader, external->model(), {}};
+  for (const auto name : asset_files())
+    if (reader.has_file(name)) exported.assets.emplace_back(name, reader.read_text(name));
+  HfOptions options;
+  options.dtype = DType::bf16;
+  write_hf(exported, home.path() / "back", options);
+  HfDirectory back(home.path() / "back");
+  CHECK(back.names() == plain.names());
+  CHECK_FALSE(json_of(back.read_text("config.json")).contains("quantization_config"));
+  for (const auto& [name, values] : expected) {
+    CAPTURE(name);
+    CHECK(back.at(name).dtype == DType::bf16);
+    CHECK(test::floats(back, name) == values);
+  }
+  const std::string bias = "model.layers.2.mlp.gate.e_score_correction_bias";
+  CHECK(back.at(bias).dtype == DType::f32);
+  CHECK(test::floats(back, bias) == test::floats(plain, bias));
+
+  for (const auto& [key, value] : {std::pair<const char*, Json>{"quant_method", "gptq"},
+                                   {"fmt", "e5m2"},
+                                   {"weight_block_size", Json::array({64, 64})},
+                                   {"bits", 4}}) {
+    const Json before = config;
+    config["quantization_config"][key] = value;
+    write_config();
+    CHECK(holds(error_of([&] { ExternalModel::open("hf:" + to.string()); }), key));
+    config = before;
+  }
+}
