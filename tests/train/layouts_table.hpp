@@ -33,11 +33,12 @@ struct Layout {
 // No token is dropped: an expert has room for all tokens of a rank.
 #define PADDED "model.moe_expert_capacity_factor=2 model.moe_pad_expert_input_to_capacity=true"
 #define BESIDE_SHARED "model.moe_shared_expert_overlap=true "
-// Losses of each sequence; routers with sigmoid scores and groups, or with a softmax over all experts; biases,
-// after which the probabilities weight the outputs.
+// Losses of each sequence; routers with sigmoid scores and groups, or with a softmax over all experts;
+// biases, after which the probabilities weight the outputs.
 #define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
-#define IN_GROUPS \
-  "model.moe_router_score_function=sigmoid model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
+#define IN_GROUPS                           \
+  "model.moe_router_score_function=sigmoid " \
+  "model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
 #define EXPERT_BIASES                                          \
   "model.moe_router_pre_softmax=true model.add_mlp_bias=true " \
   "model.moe_shared_expert_intermediate_size=null model.moe_shared_expert_gate=false "

@@ -37,8 +37,8 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
   return text;
 }
 
-// The greatest load of all layers, and sums over the layers of the losses, plain means over the micro-batches;
-// training weights each micro-batch with its loss tokens.
+// The greatest load of all layers, and sums over the layers of the losses: plain means over the
+// micro-batches, whereas training weights each micro-batch with its loss tokens.
 struct RouterSummary {
   double max_load = 0, balance_loss = 0, z_loss = 0;
   explicit RouterSummary(const StepResult& result) {
