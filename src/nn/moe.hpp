@@ -44,8 +44,8 @@ class Moe {
     int64_t shared_ffn = 0;
     // Multiplies its output by sigmoid(x gate_weight^T).
     bool shared_gate = false;
-    // Computes the shared expert while tokens are sent to the others, which the gradient of the layer's input
-    // adds in another order then.
+    // Computes the shared expert while tokens are on their way to the other experts. The gradient of the
+    // layer's input then adds its terms in another order.
     bool overlap_shared = false;
     Init init, output_init;
   };

@@ -100,7 +100,7 @@ class AllGatherDispatcher final : public TokenDispatcher {
 
 // ---- alltoall
 
-// What a layer's transfers have in common.
+// The setup that a layer's transfers share.
 struct ExchangeSetup {
   Options options;
   ops::ExpertRanks ranks;

@@ -38,15 +38,16 @@ void check_indices(const char* operation, const Packed& sizes) {
                  std::string(operation) + ": " + std::to_string(std::max(sizes.slots, sizes.rows)) + " rows");
 }
 
-void check_rows(const char* operation, const Tensor& x, int64_t rows) {
-  CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && x.size(0) == rows,
-                 std::string(operation) + ": x " + x.text() + " for " + std::to_string(rows) + " rows");
-}
 double bytes_of_rows(const Tensor& rows) {
   return 2 * static_cast<double>(rows.bytes());
 }
 
 }  // namespace
+
+void check_rows(const char* operation, const Tensor& x, int64_t rows) {
+  CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && x.size(0) == rows,
+                 std::string(operation) + ": x " + x.text() + " for " + std::to_string(rows) + " rows");
+}
 
 Tensor tensor_of_rows(const StepContext& context, const Shape& shape, DType dtype) {
   const bool are_read = context.observer && context.observer->reads_values();

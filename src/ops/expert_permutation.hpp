@@ -1,8 +1,6 @@
-// Rows of tokens in the order of experts, and back. All sizes depend on shapes alone, so that the host need
-// not wait for the routing.
+// Rows of tokens in the order of experts, and back. Sizes are upper bounds that follow from shapes, so that
+// the host need not wait for the routing; where rows are exchanged, they are the counts that it has read.
 #pragma once
-
-#include <vector>
 
 #include "kernels/activation.hpp"
 #include "kernels/expert_permutation.hpp"
@@ -26,8 +24,6 @@ struct ExpertPermutation {
   Tensor sizes() const { return numbers.flat_range(1, experts, {experts}); }
   // Slots that chose each expert, dropped ones included, i64 [experts]: the load.
   Tensor counts() const { return numbers.flat_range(1 + experts, experts, {experts}); }
-  // sizes() on the host, for transfers with unequal counts. The host waits for the compute queue.
-  std::vector<int64_t> host_sizes() const { return sizes().to_host<int64_t>(); }
 };
 
 struct PermutationOptions {
@@ -42,6 +38,8 @@ struct PermutationOptions {
   int64_t multiple = 1;
 };
 
+// Fails unless x is [rows, any] and contiguous.
+void check_rows(const char* operation, const Tensor& x, int64_t rows);
 // A tensor of which kernels write only the rows in use. The others are 0 where an observer reads all values.
 Tensor tensor_of_rows(const StepContext& context, const Shape& shape, DType dtype);
 

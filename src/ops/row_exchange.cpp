@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "comm/channel.hpp"
 #include "kernels/table.hpp"
+#include "ops/expert_permutation.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/flat_range.hpp"
 #include "tensor/launch.hpp"
@@ -38,10 +39,6 @@ void check_counts(const char* operation, std::span<const int64_t> counts, const 
                      std::ranges::all_of(counts, [](int64_t count) { return count >= 0; }),
                  std::string(operation) + ": counts of " + std::to_string(counts.size()) + " ranks in `" +
                      group.name() + "`, or below 0");
-}
-void check_row_count(const char* operation, const Tensor& x, int64_t rows) {
-  CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && x.size(0) == rows,
-                 std::string(operation) + ": x " + x.text() + " for " + std::to_string(rows) + " rows");
 }
 Tensor rows_like(const Tensor& x, int64_t rows) {
   return Tensor::empty(x.device(), {rows, x.size(1)}, x.dtype());
@@ -93,7 +90,7 @@ RowExchange::RowExchange(Tape& tape, const Var& x, RowCounts counts, comm::Commu
                          const std::string& purpose) {
   check_counts("exchange_rows", counts.sent, group);
   check_counts("exchange_rows", counts.received, group);
-  check_row_count("exchange_rows", x.value, total(counts.sent));
+  check_rows("exchange_rows", x.value, total(counts.sent));
   state_ = std::make_shared<State>(State{std::move(counts), group, purpose, {}, {}});
   const RowCounts& rows = state_->counts;
   const int64_t own = rows.sent[static_cast<size_t>(group.rank())];
@@ -195,7 +192,7 @@ Var gather_rows(Tape& tape, const Var& x, const std::vector<int64_t>& counts, co
                 const std::string& purpose) {
   check_counts("gather_rows", counts, group);
   const RowsOfRanks rows{counts, group, purpose};
-  check_row_count("gather_rows", x.value, rows.own());
+  check_rows("gather_rows", x.value, rows.own());
   return tape.record({.name = "gather_rows",
                       .inputs = {x},
                       .outputs = {rows.gathered(tape.context(), x.value, purpose)},
@@ -211,7 +208,7 @@ Var reduce_rows(Tape& tape, const Var& x, const std::vector<int64_t>& counts, co
                 const std::string& purpose) {
   check_counts("reduce_rows", counts, group);
   const RowsOfRanks rows{counts, group, purpose};
-  check_row_count("reduce_rows", x.value, total(counts));
+  check_rows("reduce_rows", x.value, total(counts));
   return tape.record({.name = "reduce_rows",
                       .inputs = {x},
                       .outputs = {rows.reduced(tape.context(), x.value, purpose)},

@@ -17,6 +17,7 @@ struct RuleCase {
 };
 
 const std::vector<RuleCase>& layout_cases();  // world, batch and data, pipeline
-const std::vector<RuleCase>& model_cases();   // shapes, precision, optimizer, experts, recomputation, run
+const std::vector<RuleCase>& model_cases();   // shapes, precision, optimizer, recomputation, run
+const std::vector<RuleCase>& moe_cases();     // experts
 
 }  // namespace capstan::config::testing

@@ -15,6 +15,7 @@ using capstan::config::testing::bench_config;
 using capstan::config::testing::findings;
 using capstan::config::testing::layout_cases;
 using capstan::config::testing::model_cases;
+using capstan::config::testing::moe_cases;
 using capstan::config::testing::Overrides;
 using capstan::config::testing::RuleCase;
 
@@ -23,6 +24,7 @@ namespace {
 std::vector<RuleCase> cases() {
   std::vector<RuleCase> all = layout_cases();
   all.insert(all.end(), model_cases().begin(), model_cases().end());
+  all.insert(all.end(), moe_cases().begin(), moe_cases().end());
   return all;
 }
 

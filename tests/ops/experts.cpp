@@ -327,7 +327,7 @@ TEST_CASE_TEMPLATE("parts of the experts add up to the layer, and regrouped rows
     CHECK(part.rows == 2 * tokens);
     const Vec<double> own = as_doubles(ops::unpermute(tape, ops::permute(tape, x, part), part).value);
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += own[i];
-    const auto sizes = part.host_sizes(), before = all.host_sizes();
+    const auto sizes = part.sizes().to_host<int64_t>(), before = all.sizes().to_host<int64_t>();
     CHECK(sizes == std::vector<int64_t>(before.begin() + first, before.begin() + first + 2));
     CHECK(part.counts().template to_host<int64_t>() == sizes);
     counts.insert(counts.end(), sizes.begin(), sizes.end());

@@ -39,6 +39,7 @@ set(SECTION_TESTS
   ../../tests/config/recipes_shipped.cpp
   ../../tests/config/rules_cases_layout.cpp
   ../../tests/config/rules_cases_model.cpp
+  ../../tests/config/rules_cases_moe.cpp
   ../../tests/config/rules_table.cpp
   ../../tests/config/sections_bench.cpp
   ../../tests/config/sections_derived.cpp

@@ -50,7 +50,7 @@ void write_heads(const config::ModelConfig& m, OrderedJson& j) {
   j["head_dim"] = m.qk_pos_emb_head_dim;
 }
 
-// What a class takes where config.json lacks a key; topk: nullopt, the key is required.
+// Defaults of a class for keys that config.json lacks; topk nullopt: the key is required.
 struct ExpertDefaults {
   int64_t dense, experts, shared, width;
   std::optional<int64_t> topk;

@@ -1,4 +1,4 @@
-// Balancing without a loss: after each step, the biases with which routers choose experts move towards an
+// Balancing without a loss: after each step, the biases with which routers choose experts move toward an
 // equal load (Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing Strategy").
 #pragma once
 
