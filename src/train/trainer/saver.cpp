@@ -42,7 +42,6 @@ Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::
              bool with_optimizer, Device& device)
     : world_(world),
       optimizer_(optimizer),
-      device_(device),
       tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr)),
       copies_(snapshot_buffers(device, tensors_)) {}
 

@@ -65,7 +65,6 @@ class Saver {
 
   comm::World& world_;
   const optim::Optimizer& optimizer_;
-  Device& device_;
   // The tensors that this rank writes.
   std::vector<StateTensor> tensors_;
   // Copies of the tensors.
