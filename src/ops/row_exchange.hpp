@@ -1,8 +1,8 @@
 // Rows of a matrix that go to other ranks, with numbers that differ from rank to rank. Every rank of the
 // group calls the same operations in the same order. Rows of one rank follow each other, in the order of the
 // ranks; transfers without rows are left out on both sides. Counts have one element for each rank of the
-// group. What rank A sends to rank B is what B receives from A; exchange_counts() tells each rank what it will
-// receive.
+// group. What rank A sends to rank B is what B receives from A; exchange_counts() tells each rank what it
+// will receive.
 #pragma once
 
 #include <memory>

@@ -36,7 +36,7 @@ struct Layout {
 // Losses of each sequence; routers with sigmoid scores and groups, or with a softmax over all experts;
 // biases, after which the probabilities weight the outputs.
 #define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
-#define IN_GROUPS                           \
+#define IN_GROUPS                            \
   "model.moe_router_score_function=sigmoid " \
   "model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
 #define EXPERT_BIASES                                          \
