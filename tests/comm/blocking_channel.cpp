@@ -16,25 +16,8 @@
 
 using namespace capstan;
 using namespace capstan::comm;
+using test::holds;
 using test::world;
-
-namespace {
-
-// The error that the host finds when it waits for the device.
-std::string error_of(Device& device) {
-  try {
-    device.synchronize();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::rank_failure);
-    return error.what();
-  }
-  return "";
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-}  // namespace
 
 TEST_CASE("ranks that receive before they send are named with their transfers, without a time-out") {
   Communicator& group = world().communicator();
@@ -45,9 +28,10 @@ TEST_CASE("ranks that receive before they send are named with their transfers, w
   const auto start = std::chrono::steady_clock::now();
   group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
   group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
-  const std::string error = error_of(*device);
+  const std::string error = test::device_error(*device);
   CAPTURE(error);
-  CHECK(has(error,
+  CHECK(
+      holds(error,
             "transfers wait for each other: rank 0, group `world`, batch 1: receive of 32 bytes from rank 1; "
             "rank 1, group `world`, batch 1: receive of 32 bytes from rank 0"));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
@@ -61,11 +45,11 @@ TEST_CASE("nothing is buffered: ranks that both send before they receive wait fo
   const test::WithBlockingChannel with(group, *device);
   group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
   group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
-  const std::string error = error_of(*device);
+  const std::string error = test::device_error(*device);
   CAPTURE(error);
-  CHECK(has(error,
-            "transfers wait for each other: rank 0, group `world`, batch 1: send of 32 bytes to rank 1; "
-            "rank 1, group `world`, batch 1: send of 32 bytes to rank 0"));
+  CHECK(holds(error,
+              "transfers wait for each other: rank 0, group `world`, batch 1: send of 32 bytes to rank 1; "
+              "rank 1, group `world`, batch 1: send of 32 bytes to rank 0"));
 }
 
 TEST_CASE("nothing is buffered: a send ends when its peer has come to the receive, and not before") {
@@ -98,13 +82,13 @@ TEST_CASE("a ring of three ranks that receive before they send is named with all
   const test::WithBlockingChannel with(group, *device);
   group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
   group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
-  const std::string error = error_of(*device);
+  const std::string error = test::device_error(*device);
   CAPTURE(error);
-  CHECK(has(error, "transfers wait for each other: "));
+  CHECK(holds(error, "transfers wait for each other: "));
   for (int rank = 0; rank < 3; ++rank)
-    CHECK(has(error, "rank " + std::to_string(rank) +
-                         ", group `world`, batch 1: receive of 32 bytes from rank " +
-                         std::to_string((rank + 2) % 3)));
+    CHECK(holds(error, "rank " + std::to_string(rank) +
+                           ", group `world`, batch 1: receive of 32 bytes from rank " +
+                           std::to_string((rank + 2) % 3)));
 }
 
 TEST_CASE("a cycle through the compute queue and two channels is found") {
@@ -120,11 +104,11 @@ TEST_CASE("a cycle through the compute queue and two channels is found") {
   if (all.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   in.channel().start(TransferBatch().receive(arriving, other)).wait();
   out.channel().start(TransferBatch().send(leaving, other)).wait();
-  const std::string error = error_of(*device);
+  const std::string error = test::device_error(*device);
   CAPTURE(error);
-  CHECK(has(error, "rank 0, group `backward`, batch 1: receive of 32 bytes from rank 1"));
-  CHECK(has(error, "rank 1, group `forward`, batch 1: receive of 32 bytes from rank 0"));
-  CHECK(has(error, "waits for the compute queue"));
+  CHECK(holds(error, "rank 0, group `backward`, batch 1: receive of 32 bytes from rank 1"));
+  CHECK(holds(error, "rank 1, group `forward`, batch 1: receive of 32 bytes from rank 0"));
+  CHECK(holds(error, "waits for the compute queue"));
 }
 
 TEST_CASE("a batch whose work is done is in no deadlock, however late its thread runs") {
@@ -161,11 +145,11 @@ TEST_CASE("ranks that start different collectives are named with both") {
   else
     batch.all_to_all(Tensor::zeros(*device, {16}), all);
   group.channel().start(std::move(batch)).wait();
-  const std::string error = error_of(*device);
+  const std::string error = test::device_error(*device);
   CAPTURE(error);
-  CHECK(has(error, "transfers of group `world` do not match"));
-  CHECK(has(error, "all_gather of 32 bytes"));
-  CHECK(has(error, "all_to_all of 32 bytes"));
+  CHECK(holds(error, "transfers of group `world` do not match"));
+  CHECK(holds(error, "all_gather of 32 bytes"));
+  CHECK(holds(error, "all_to_all of 32 bytes"));
 }
 
 TEST_CASE("ranks that exchange two collectives of one kind and size are named by their purposes") {
@@ -181,14 +165,14 @@ TEST_CASE("ranks that exchange two collectives of one kind and size are named by
       group.channel()
           .start(TransferBatch().all_gather(mine, all).purpose("bucket " + std::to_string(bucket)))
           .wait();
-    const std::string error = error_of(*device);
+    const std::string error = test::device_error(*device);
     CAPTURE(error);
     CHECK(error.empty() != exchanged);
     if (!exchanged) continue;
-    CHECK(has(error, "transfers of group `world` do not match"));
-    CHECK(has(error, "all_gather of 32 bytes (bucket 0)"));
-    CHECK(has(error, "all_gather of 32 bytes (bucket 1)"));
-    while (!error_of(*device).empty()) continue;
+    CHECK(holds(error, "transfers of group `world` do not match"));
+    CHECK(holds(error, "all_gather of 32 bytes (bucket 0)"));
+    CHECK(holds(error, "all_gather of 32 bytes (bucket 1)"));
+    while (!test::device_error(*device).empty()) continue;
   }
 }
 
@@ -216,17 +200,17 @@ TEST_CASE("ranks that start the batches of two groups in different orders are na
     PendingTransfers other = crosses ? start(*tp, first) : start(*dp, second);
     one.wait();
     other.wait();
-    const std::string error = error_of(*device);
+    const std::string error = test::device_error(*device);
     CAPTURE(error);
     CHECK(error.empty() == (order != Order::crossed));
     if (order != Order::crossed) continue;
     // Of whichever of the two batches meets first.
     const std::string of_tp = "transfer batch 2 of group `tp` (all_gather of 32 bytes)",
                       of_dp = "transfer batch 2 of group `dp` (all_gather of 32 bytes)";
-    CHECK((has(error, "rank 0 starts " + of_tp + " before " + of_dp + ", rank 1 after it") ||
-           has(error, "rank 1 starts " + of_dp + " before " + of_tp + ", rank 0 after it")));
+    CHECK((holds(error, "rank 0 starts " + of_tp + " before " + of_dp + ", rank 1 after it") ||
+           holds(error, "rank 1 starts " + of_dp + " before " + of_tp + ", rank 0 after it")));
     // Errors of both groups.
-    while (!error_of(*device).empty()) continue;
+    while (!test::device_error(*device).empty()) continue;
   }
 }
 
@@ -284,7 +268,7 @@ TEST_CASE("a kernel that does not wait for a batch is named with the batch") {
       error = found.what();
     }
     CAPTURE(error);
-    CHECK(has(error, expected));
+    CHECK(holds(error, expected));
     CHECK(error.empty() == (bug == Bug::none));
     transfers.wait();
     // Work that waits may do all of it.
@@ -329,9 +313,9 @@ TEST_CASE("a kernel that uses columns of a batch's tensors and does not wait for
     CAPTURE(error);
     CHECK(error.empty() == (bug == Bug::none));
     if (bug != Bug::none)
-      CHECK(has(error, std::string("kernel 2 of the queue compute ") +
-                           (bug == Bug::reads_early ? "reads" : "writes") +
-                           " 24 bytes that transfer 1 of `world` (receive of 96 bytes"));
+      CHECK(holds(error, std::string("kernel 2 of the queue compute ") +
+                             (bug == Bug::reads_early ? "reads" : "writes") +
+                             " 24 bytes that transfer 1 of `world` (receive of 96 bytes"));
     transfers.wait();
     copy(arriving, other);
     copy(other, leaving);

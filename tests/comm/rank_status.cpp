@@ -13,10 +13,12 @@
 #include "comm/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
 #include "comm/world.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
+using test::holds;
 
 namespace {
 
@@ -34,9 +36,6 @@ std::string found_in(const std::vector<RankStatus>& statuses) {
   if (!error) return "";
   CHECK(error->code() == ErrorCode::rank_failure);
   return error->what();
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // A group of one that notes which collective the rank's slot shows when one begins.
@@ -86,39 +85,39 @@ TEST_CASE("who is to blame") {
   CHECK(found_in({status(0, waiting, 11), status(1, waiting, 9)}).empty());
 
   const std::string lags = found_in({status(0, waiting, 11), status(1, working, 12, Call::all_gather, 30)});
-  CHECK(has(lags,
-            "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
-            "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
-  CHECK(has(lags, "rank 0 waits for 11.0 s in all_gather 31 of group `dp` (48 bytes), step 7, backward"));
+  CHECK(holds(lags,
+              "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
+              "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
+  CHECK(holds(lags, "rank 0 waits for 11.0 s in all_gather 31 of group `dp` (48 bytes), step 7, backward"));
   // Among several the one that has been silent the longest, and a stopped process before all.
-  CHECK(has(found_in({status(0, waiting, 11), status(1, working, 12), status(2, working, 13)}),
-            "rank 2 on host"));
+  CHECK(holds(found_in({status(0, waiting, 11), status(1, working, 12), status(2, working, 13)}),
+              "rank 2 on host"));
   auto stopped = status(1, waiting, 11);
   stopped.stopped = true;
-  CHECK(has(found_in({status(0, waiting, 20), stopped, status(2, working, 30)}),
-            "rank 1 on host `h1` (process 101) is stopped"));
+  CHECK(holds(found_in({status(0, waiting, 20), stopped, status(2, working, 30)}),
+              "rank 1 on host `h1` (process 101) is stopped"));
 
   auto gone = status(2, working, 0.1);
   gone.gone = true;
-  CHECK(has(found_in({status(0, waiting, 1), status(1, working, 1), gone}),
-            "rank 2 on host `h2` (process 102) is gone at step 7"));
+  CHECK(holds(found_in({status(0, waiting, 1), status(1, working, 1), gone}),
+              "rank 2 on host `h2` (process 102) is gone at step 7"));
   gone.remote = true;
-  CHECK(has(found_in({status(0, waiting, 1), gone}), "has sent no heartbeat"));
+  CHECK(holds(found_in({status(0, waiting, 1), gone}), "has sent no heartbeat"));
   gone.state = ended;
   CHECK(found_in({status(0, working, 1), gone}).empty());
 
   // All wait: one has not entered the collective that another waits in.
   const std::string crossed = found_in({status(0, waiting, 11), status(1, waiting, 12, Call::barrier, 30)});
-  CHECK(has(crossed, "rank 1 on host `h1` (process 101) waits in barrier 30 of group `dp` for 12.0 s"));
+  CHECK(holds(crossed, "rank 1 on host `h1` (process 101) waits in barrier 30 of group `dp` for 12.0 s"));
   auto receive = status(0, waiting, 15, Call::receive, 0);
   receive.peer = 1, receive.group = "pp";
   const std::string missing = found_in({receive, status(1, ended, 3)});
-  CHECK(has(missing, "waits in receive of 48 bytes from rank 1 in group `pp` for 15.0 s"));
-  CHECK(has(missing, "where rank 1 on host `h1` has not called it: it is ended"));
+  CHECK(holds(missing, "waits in receive of 48 bytes from rank 1 in group `pp` for 15.0 s"));
+  CHECK(holds(missing, "where rank 1 on host `h1` has not called it: it is ended"));
   auto other = status(1, waiting, 12);
   other.bytes = 24;
-  CHECK(has(found_in({status(0, waiting, 11), other}),
-            "ranks disagree about collective 31 of group `dp`: rank 0"));
+  CHECK(holds(found_in({status(0, waiting, 11), other}),
+              "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
 TEST_CASE("who is to blame where devices wait for each other without the host") {
@@ -133,33 +132,33 @@ TEST_CASE("who is to blame where devices wait for each other without the host") 
     return one;
   };
   CHECK(found_in({with_batch(0, 9, 4), with_batch(1, 0, 3)}).empty());
-  CHECK(has(found_in({with_batch(0, 11, 4), with_batch(1, 0, 3)}),
-            "rank 1 on host `h1` (process 101) lags at step 7, backward: the device of rank 0 waits for it "
-            "in transfer batch 4 of group `dp` (all_gather of 8 bytes), which its device has not reached"));
-  CHECK(has(found_in({with_batch(0, 11, 6), with_batch(1, 0, 3)}), "which its host has not started"));
+  CHECK(holds(found_in({with_batch(0, 11, 4), with_batch(1, 0, 3)}),
+              "rank 1 on host `h1` (process 101) lags at step 7, backward: the device of rank 0 waits for it "
+              "in transfer batch 4 of group `dp` (all_gather of 8 bytes), which its device has not reached"));
+  CHECK(holds(found_in({with_batch(0, 11, 6), with_batch(1, 0, 3)}), "which its host has not started"));
   auto stopped = with_batch(1, 3, 5, "tp");
   stopped.groups[0].begun = stopped.groups[0].done = 3;
   // Its device makes progress, unless the process is stopped.
   CHECK(found_in({with_batch(0, 11, 4), stopped}).empty());
   stopped.stopped = true;
-  CHECK(has(found_in({with_batch(0, 11, 4), stopped}),
-            "rank 1 on host `h1` (process 101) is stopped at step 7"));
+  CHECK(holds(found_in({with_batch(0, 11, 4), stopped}),
+              "rank 1 on host `h1` (process 101) is stopped at step 7"));
   // From the rank that waits longest to the one that it waits for, and from there to the one at fault.
   auto between = with_batch(1, 12, 5, "tp");
   between.groups[0].begun = between.groups[0].done = 3;
   auto last = with_batch(2, 0, 4);
   last.groups[1].begun = last.groups[1].done = 4;
   const std::string chain = found_in({with_batch(0, 13, 4), between, last});
-  CHECK(has(chain, "rank 2 on host `h2` (process 102) lags"));
-  CHECK(has(chain, "the device of rank 1 waits for it in transfer batch 5 of group `tp`"));
-  CHECK(has(
+  CHECK(holds(chain, "rank 2 on host `h2` (process 102) lags"));
+  CHECK(holds(chain, "the device of rank 1 waits for it in transfer batch 5 of group `tp`"));
+  CHECK(holds(
       chain,
       "rank 0 waits for 13.0 s in transfer batch 4 of group `dp` (all_gather of 8 bytes), step 7, backward"));
   // A device in a batch is no host that has been silent.
   auto elsewhere = status(2, waiting, 20);
   elsewhere.groups.clear();
-  CHECK(has(found_in({with_batch(0, 11, 4), with_batch(1, 12, 4), elsewhere}),
-            "transfer batch 4 of group `dp` makes no progress for 12.0 s"));
+  CHECK(holds(found_in({with_batch(0, 11, 4), with_batch(1, 12, 4), elsewhere}),
+              "transfer batch 4 of group `dp` makes no progress for 12.0 s"));
   const RankStatus sent = with_batch(3, 1.5, 4);
   const auto back = parse_line(format_line(sent));
   REQUIRE(back);
@@ -299,19 +298,20 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
   const auto [late, of_late] = run("late");
   CHECK_MESSAGE(late == 4, of_late);
   CHECK_MESSAGE(errors(of_late) == 1, of_late);
-  CHECK_MESSAGE(has(of_late, "rank 1 on host `"), of_late);
-  CHECK_MESSAGE(has(of_late, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"),
-                of_late);
-  CHECK_MESSAGE(has(of_late, "rank 0 waits for "), of_late);
+  CHECK_MESSAGE(holds(of_late, "rank 1 on host `"), of_late);
+  CHECK_MESSAGE(
+      holds(of_late, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"),
+      of_late);
+  CHECK_MESSAGE(holds(of_late, "rank 0 waits for "), of_late);
 
   const auto [lost, of_lost] = run("lost");
   CHECK_MESSAGE(lost == 4, of_lost);
-  CHECK_MESSAGE(has(of_lost, "group `dp`"), of_lost);
-  CHECK_MESSAGE(has(of_lost, "ranks disagree about collective 6"), of_lost);
+  CHECK_MESSAGE(holds(of_lost, "group `dp`"), of_lost);
+  CHECK_MESSAGE(holds(of_lost, "ranks disagree about collective 6"), of_lost);
 
   const auto [size, of_size] = run("wrong_size");
   CHECK_MESSAGE(size == 4, of_size);
-  CHECK_MESSAGE(has(of_size, "ranks disagree about collective 6 of group `dp`"), of_size);
-  CHECK_MESSAGE(has(of_size, " 32 bytes"), of_size);
-  CHECK_MESSAGE(has(of_size, " 64 bytes"), of_size);
+  CHECK_MESSAGE(holds(of_size, "ranks disagree about collective 6 of group `dp`"), of_size);
+  CHECK_MESSAGE(holds(of_size, " 32 bytes"), of_size);
+  CHECK_MESSAGE(holds(of_size, " 64 bytes"), of_size);
 }

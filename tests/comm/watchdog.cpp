@@ -13,18 +13,12 @@
 
 #include "comm/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status.hpp"
+#include "tests/support/errors.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
+using test::holds;
 using namespace std::chrono_literals;
-
-namespace {
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-}  // namespace
 
 TEST_CASE("hosts see each other through files: one that falls silent is reported, once") {
   const auto directory =
@@ -60,8 +54,8 @@ TEST_CASE("hosts see each other through files: one that falls silent is reported
     b.watchdog.reset();  // as if the host had gone down
     wait_for([&] { return a.left.load(); });
     REQUIRE(a.left);
-    CHECK_MESSAGE(has(a.reported, "rank 1 on host `host1`"), a.reported);
-    CHECK_MESSAGE(has(a.reported, "has sent no heartbeat"), a.reported);
+    CHECK_MESSAGE(holds(a.reported, "rank 1 on host `host1`"), a.reported);
+    CHECK_MESSAGE(holds(a.reported, "has sent no heartbeat"), a.reported);
   }
   RankStatusFiles::clear(directory);
   {
@@ -71,8 +65,8 @@ TEST_CASE("hosts see each other through files: one that falls silent is reported
     REQUIRE((a.left && b.left));
     const int reported = !a.reported.empty() + !b.reported.empty();
     CHECK(reported == 1);
-    CHECK_MESSAGE(has(a.reported + b.reported, "rank 1 on host `host1`"), (a.reported + b.reported));
-    CHECK_MESSAGE(has(a.reported + b.reported, " lags at step 0"), (a.reported + b.reported));
+    CHECK_MESSAGE(holds(a.reported + b.reported, "rank 1 on host `host1`"), (a.reported + b.reported));
+    CHECK_MESSAGE(holds(a.reported + b.reported, " lags at step 0"), (a.reported + b.reported));
   }
   std::filesystem::remove_all(directory);
 }

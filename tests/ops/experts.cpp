@@ -14,16 +14,6 @@ using namespace capstan::test;
 
 namespace {
 
-template <class S>
-using Lists = std::vector<Vec<S>>;
-using Handles = std::vector<const Parameter*>;
-using Vars = std::vector<Var>;
-
-const DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-double tolerance(DType type) {
-  return type == DType::f32 ? 2e-5 : type == DType::bf16 ? 3e-2 : 4e-3;
-}
-
 kernels::RouterShape shape_of(int64_t tokens, int64_t experts, const ops::RouterOptions& o) {
   return {.tokens = tokens,
           .experts = experts,

@@ -21,16 +21,6 @@ using namespace capstan::test;
 namespace {
 
 template <class S>
-using Lists = std::vector<Vec<S>>;
-using Handles = std::vector<const Parameter*>;
-using Vars = std::vector<Var>;
-
-const DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-double tolerance(DType type) {
-  return type == DType::f32 ? 2e-5 : type == DType::bf16 ? 3e-2 : 4e-3;
-}
-
-template <class S>
 Vec<S> linear_reference(const Vec<S>& x, const Vec<S>& w, const Vec<S>& bias, size_t rows, size_t in,
                         size_t out) {
   Vec<S> y(rows * out);

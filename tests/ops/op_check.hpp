@@ -20,6 +20,16 @@ namespace capstan::test {
 
 using reference::Complex;
 using reference::Vec;
+using testing::kTypes;
+template <class S>
+using Lists = std::vector<Vec<S>>;
+using Handles = std::vector<const Parameter*>;
+using Vars = std::vector<Var>;
+
+// How far an operation's values and gradients may be from those in double.
+inline double tolerance(DType type) {
+  return type == DType::f32 ? 2e-5 : type == DType::bf16 ? 3e-2 : 4e-3;
+}
 
 struct Value {
   Shape shape;

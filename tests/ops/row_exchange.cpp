@@ -10,12 +10,14 @@
 
 #include "base/error.hpp"
 #include "comm/channel.hpp"
+#include "ops/bias_dropout_add.hpp"
 #include "ops/matmul.hpp"
 #include "tests/support/channels.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
 
 using namespace capstan;
+using test::holds;
 using test::world;
 
 namespace {
@@ -138,19 +140,6 @@ Tensor upload_sizes(Device& device, int64_t here, auto&& of) {
   return Tensor::from_host<int64_t>(device, {static_cast<int64_t>(sizes.size())}, sizes);
 }
 
-std::string error_of(Device& device) {
-  try {
-    device.synchronize();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::rank_failure);
-    return error.what();
-  }
-  return "";
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE_TEMPLATE("rows with unequal counts go to their ranks, and their gradients back", D, EVERY_DEVICE) {
@@ -174,7 +163,7 @@ TEST_CASE("a rank without rows stays in step with ranks that have some, also in 
     check_exchange(*device, counts, 2, DType::f32);
     other->channel().start(comm::TransferBatch().all_gather(mine, all)).wait();
   }
-  CHECK(error_of(*device).empty());
+  CHECK(test::device_error(*device).empty());
 }
 
 TEST_CASE_TEMPLATE("rows of all ranks are gathered and summed with unequal counts", D, EVERY_DEVICE) {
@@ -252,8 +241,8 @@ TEST_CASE("a rank that announces an impossible count is named") {
     message = error.what();
   }
   CAPTURE(message);
-  CHECK(has(message, "rank 1 of `world` announces -7 rows for expert"));
-  CHECK(has(message, "experts of layer 3"));
+  CHECK(holds(message, "rank 1 of `world` announces -7 rows for expert"));
+  CHECK(holds(message, "experts of layer 3"));
 }
 
 TEST_CASE("a rank that sends other rows than it has announced is named, with what the rows are") {
@@ -270,13 +259,13 @@ TEST_CASE("a rank that sends other rows than it has announced is named, with wha
   std::string message;
   try {
     ops::exchange_rows(tape, x, counts, group, "rows of the experts of layer 3");
-    message = error_of(*device);
+    message = test::device_error(*device);
   } catch (const Error& error) {
     message = error.what();
   }
   CAPTURE(message);
-  CHECK(has(message, "transfers of group `world` do not match"));
-  CHECK(has(message, "rank 1 sends with send of 40 bytes (rows of the experts of layer 3)"));
-  CHECK(has(message, "rank 0 receives with send of 32 bytes (rows of the experts of layer 3)"));
-  while (!error_of(*device).empty()) continue;
+  CHECK(holds(message, "transfers of group `world` do not match"));
+  CHECK(holds(message, "rank 1 sends with send of 40 bytes (rows of the experts of layer 3)"));
+  CHECK(holds(message, "rank 0 receives with send of 32 bytes (rows of the experts of layer 3)"));
+  while (!test::device_error(*device).empty()) continue;
 }

@@ -1,11 +1,15 @@
 // The channels over which tests transfer tensors.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "comm/blocking_channel.hpp"
 #include "comm/nccl_channel.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/worlds.hpp"
 
 namespace capstan::test {
@@ -14,6 +18,13 @@ namespace capstan::test {
 inline const std::shared_ptr<comm::TransferStatus>& transfer_status() {
   static const auto status = std::make_shared<comm::TransferStatus>(world().communicator());
   return status;
+}
+
+// The error of a rank that the host finds when it waits for the device; empty: none.
+inline std::string device_error(Device& device) {
+  const std::string error = error_of([&] { device.synchronize(); });
+  CHECK((error.empty() || error.starts_with(name_of(ErrorCode::rank_failure))));
+  return error;
 }
 
 // Gives the group a blocking channel while it lives, where it has several ranks. Collective over the group.
