@@ -232,16 +232,14 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
     return {rank};
   }
   if (is_link(name)) return link_members(name, rank);
-  if (name == "shard" || name == "replica") {
-    const auto data = dense_.group_of(rank, {Axis::dp, Axis::cp});
+  const auto of_instance = [&](const std::vector<int64_t>& data, bool shard) {
     const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
-    return name == "shard" ? run_with(data, rank, length) : across_runs(data, rank, length);
-  }
-  if (sizes_.experts && (name == "expert-shard" || name == "expert-replica")) {
-    const auto data = expert_.group_of(rank, {Axis::dp});
-    const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
-    return name == "expert-shard" ? run_with(data, rank, length) : across_runs(data, rank, length);
-  }
+    return shard ? run_with(data, rank, length) : across_runs(data, rank, length);
+  };
+  if (name == "shard" || name == "replica")
+    return of_instance(dense_.group_of(rank, {Axis::dp, Axis::cp}), name == "shard");
+  if (sizes_.experts && (name == "expert-shard" || name == "expert-replica"))
+    return of_instance(expert_.group_of(rank, {Axis::dp}), name == "expert-shard");
   if (!sizes_.hierarchical_cp.empty() && (name == "cp-inner" || name == "cp-outer")) {
     const auto context = dense_.group_of(rank, {Axis::cp});
     const int64_t inner = sizes_.hierarchical_cp[0];

@@ -92,7 +92,7 @@ class Mesh {
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }
 
-  // For messages: "tp2 dp4 pp2 ep4 etp1". Axes of size 1 are omitted, except dp, and etp where it equals tp.
+  // For messages: "tp2 dp4 pp2 ep4 etp1". Omits axes of size 1 other than dp, and etp if it equals tp.
   std::string text() const;
   std::vector<std::string> group_names() const;
   // The group with the same ranks as this one, which exists to keep messages apart: "tp" for "tp-gradients".

@@ -97,10 +97,6 @@ void reduce_scatter_sum(Communicator& group, const Tensor& values) {
   Reduction::reduce_scatter(group, values, values.flat_range(group.rank() * n, n, {n})).finish();
 }
 
-void all_gather_slices(Communicator& group, const Tensor& values) {
-  start_gather_slices(group, values).wait();
-}
-
 PendingTransfers start_gather_slices(Communicator& group, const Tensor& values) {
   if (group.is_single()) return {};
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0,

@@ -18,13 +18,11 @@ double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum
 
 // Contiguous tensors; elements() must divide by group.size() (buckets are padded for it). fp32, or
 // bf16 and fp16, summed in fp32 and rounded once.
-//   reduce_scatter_sum  rank r's slice r of `values` becomes the sum over ranks; the others become undefined
-//   all_gather_slices   slice r is taken from rank r
-//   all_reduce_sum      both
+//   reduce_scatter_sum   rank r's slice r of `values` becomes the sum over ranks; the others become undefined
+//   start_gather_slices  slice r is taken from rank r
+//   all_reduce_sum       both
 void reduce_scatter_sum(Communicator& group, const Tensor& values);
-// Any element type.
-void all_gather_slices(Communicator& group, const Tensor& values);
-// Starts all_gather_slices() after the present work of the compute queue, which continues meanwhile.
+// Any element type. After the present work of the compute queue, which continues meanwhile.
 PendingTransfers start_gather_slices(Communicator& group, const Tensor& values);
 void all_reduce_sum(Communicator& group, const Tensor& values);
 // The same for any length; pads a copy where the length is no multiple of the group size.

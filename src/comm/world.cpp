@@ -1,7 +1,6 @@
 #include "comm/world.hpp"
 
 #include <mpi.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdlib>

@@ -123,7 +123,6 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
     }
     bucket.waiting = static_cast<int>(plan.parameters.size());
   }
-  has_expert_buckets_ = has_expert_buckets_ || plan.grid == ParameterGrid::expert;
   block_buckets_[plan.block].push_back(buckets_.size());
   buckets_.push_back(std::move(bucket));
 }
@@ -629,8 +628,7 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
     const bool over = bucket.grid->shards_over_replicas;
     if (over) start_replica_gather(index);
     over_replicas.push_back(index);
-    while (over_replicas.size() == kPendingReplicaGathers || (!over && !over_replicas.empty()))
-      gather_oldest();
+    if (!over || over_replicas.size() == kPendingReplicaGathers) gather_oldest();
   }
   while (!over_replicas.empty()) gather_oldest();
   if (shards_parameters_ && !wait) start_gather(0);
@@ -662,7 +660,7 @@ void FlatStore::upload_parameters() {
       launch(*host_, host_->table().elementwise->cast, bucket.host_main, bucket.host_model,
              bucket.offloaded.count);
     host_->start_upload(has_main_params() ? bucket.host_model : bucket.host_main,
-                        values_of(bucket, bucket.offloaded), "parameters of bucket " + std::to_string(index));
+                        values_of(bucket, bucket.offloaded), parameters_of_bucket(index));
   }
   host_->finish_uploads();
 }

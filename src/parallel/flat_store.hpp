@@ -116,7 +116,7 @@ struct GridGroups {
 // The process groups of a store.
 struct StoreGroups {
   GridGroups dense;
-  // Null: the model has no expert parameters, or one rank.
+  // All null if the model has no expert parameters.
   GridGroups expert;
   // Tensor-parallel ranks that hold the same key and value heads, the replicated segments of a Shard. The
   // gradients of these segments are summed over them.
@@ -238,7 +238,11 @@ class FlatStore final : public ParamStore {
     return in_bucket(parameter) ? bucket_of(parameter).buffer : -1;
   }
   // Whether a rank of this world has expert parameters: statistics then have two parts.
-  bool has_expert_grid() const { return groups_.expert.model != nullptr || has_expert_buckets_; }
+  bool has_expert_grid() const {
+    return groups_.expert.model || std::ranges::any_of(layout_.buckets, [](const BucketPlan& plan) {
+             return plan.grid == ParameterGrid::expert;
+           });
+  }
   // All-reduces partial sums, fp64 or i64, that each rank computed over its elements of a grid with
   // UpdateRange::counted, in place on the device. The sums are bitwise identical on all ranks of `shard`,
   // `replica` and `model`.
@@ -516,7 +520,6 @@ class FlatStore final : public ParamStore {
   GridSharding dense_, expert_;
   // Whether the parameters of any bucket are sharded over `shard`.
   bool shards_parameters_;
-  bool has_expert_buckets_ = false;
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;

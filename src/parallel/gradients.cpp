@@ -53,9 +53,9 @@ void FlatStore::zero_gradients(int64_t step) {
   }
 }
 
-// With has_wgrad_buffer(): adds the gradients of a bucket to the sum, or starts to reduce them over the ranks
-// before, when the tape has computed the last weight gradient of all its parameters. If another tape has
-// already accumulated gradients in the bucket, they are part of this addition.
+// With has_wgrad_buffer(): when the tape has computed the last weight gradient of all parameters of a bucket,
+// starts to reduce them over the ranks (sharded gradients), or adds them to the sum. Gradients that another
+// tape has already accumulated in the bucket are included.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const PendingUses& left) {
   const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
   if (!has_wgrad_buffer(buckets_[index])) return;
@@ -78,7 +78,7 @@ void FlatStore::gradient_ready(const Parameter& parameter) {
   // tape_gradient_done() has just started the reduction of the last micro-batch over `shard`.
   if (pending_reductions_.empty()) return;
   PendingReduction& newest = pending_reductions_.back();
-  newest.last = newest.bucket == index && !newest.complete;
+  if (newest.bucket == index && !newest.complete) newest.last = true;
 }
 
 void FlatStore::cast(const Tensor& from, const Tensor& to, Queue queue) {

@@ -78,6 +78,10 @@ class Runner {
     return (action.kind == ActionKind::forward ? "hidden states " : "gradient ") +
            std::to_string(action.micro_batch);
   }
+  // The same for the stage that receives it: a link may carry those of several stages.
+  static std::string transferred(const PipelineAction& action, int64_t stage) {
+    return transferred(action) + " of stage " + std::to_string(stage);
+  }
   template <class Transfer>
   void traced(const char* what, const PipelineAction& action, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
@@ -107,7 +111,7 @@ class Runner {
       incoming.transfers = link(action, from->rank, rank_)
                                .start(comm::TransferBatch()
                                           .receive(shard, comm::StageLink::kSender)
-                                          .purpose(transferred(action)));
+                                          .purpose(transferred(action, stage_of(action.chunk))));
     });
     incoming_.emplace(key, std::move(incoming));
   }
@@ -158,7 +162,7 @@ class Runner {
       sent.push_back(link(action, rank_, to->rank)
                          .start(comm::TransferBatch()
                                     .send(shard, comm::StageLink::kReceiver)
-                                    .purpose(transferred(action))));
+                                    .purpose(transferred(action, map_.stage_of(to->rank, to->chunk)))));
     });
   }
 

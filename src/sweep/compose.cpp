@@ -196,13 +196,9 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
     if (diagnostic.level == config::Level::warning) out.warnings.push_back(described(diagnostic));
   }
   for (const auto& [section, preset] : values) {
-    const std::string hidden = "preset " + section + "/" + preset + " ";
-    const auto count = std::count_if(resolution.diagnostics.begin(), resolution.diagnostics.end(),
-                                     [&](const config::Diagnostic& note) {
-                                       return note.code == "C0702" && note.message.starts_with(hidden);
-                                     });
+    const int64_t count = config::hidden_fields(resolution, section, preset);
     if (count > 0)
-      out.warnings.push_back(hidden + "does not set " + std::to_string(count) +
+      out.warnings.push_back("preset " + section + "/" + preset + " does not set " + std::to_string(count) +
                              " of its fields, which the base sets: `capstan check " + definition_.base + " " +
                              section + "=" + preset + "` names them");
   }

@@ -85,7 +85,7 @@ struct HostWaits {
 
 class CheckedEvent final : public Event {
  public:
-  // source: the queue on which the event is recorded, which is `queue`.
+  // queue, source: the queue on which the event is recorded, and its identifier.
   CheckedEvent(CheckedQueue& queue, Queue source, CheckedQueue::Ticket ticket, HostWaits& waits,
                std::shared_ptr<const std::atomic<double>> time = nullptr)
       : queue_(queue),

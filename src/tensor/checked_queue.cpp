@@ -100,7 +100,7 @@ void CheckedQueue::run() {
     item.work = nullptr;
     lock.lock();
     ++finished_up_to_;
-    // Moved: who waits for the error is the last to hold it.
+    // Moved, so that the thread that waits for the error holds its last reference.
     if (error && !error_) error_ = std::move(error), failed_ = finished_up_to_;
     if (awaited_.empty() || *awaited_.begin() > finished_up_to_) continue;
     // A thread that wakes up while the lock is held waits again at once.

@@ -105,7 +105,7 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     all_reduce_sum(group, a);
     CHECK(a.to_host<float>() == expected);
     reduce_scatter_sum(group, b);
-    all_gather_slices(group, b);
+    start_gather_slices(group, b).wait();
     CHECK(b.to_host<float>() == expected);
     const Tensor odd = Tensor::from_host<float>(device, {17}, std::span<const float>(values).first(17));
     all_reduce_sum_any(group, odd);

@@ -193,4 +193,12 @@ void Resolver::note_hidden_presets() {
   }
 }
 
+int64_t hidden_fields(const Resolved& resolved, std::string_view section, std::string_view preset) {
+  const std::string begin =
+      "preset " + std::string(section) + "/" + (preset.empty() ? std::string() : std::string(preset) + " ");
+  return std::ranges::count_if(resolved.diagnostics, [&](const Diagnostic& note) {
+    return note.code == "C0702" && note.message.starts_with(begin);
+  });
+}
+
 }  // namespace capstan::config

@@ -89,6 +89,10 @@ struct Resolution : Resolved {
   Config config;
 };
 Resolution resolve(const Request& request);
+
+// How many fields of a preset, of a section's presets if it is empty, do not count because a recipe or an
+// override sets them (note C0702).
+int64_t hidden_fields(const Resolved& resolved, std::string_view section, std::string_view preset = {});
 // The same for a recipe that exists as text. request.recipe: the path that messages show, and that relative
 // names of the text are relative to; the file need not exist.
 Resolution resolve_text(const std::string& text, const Request& request);

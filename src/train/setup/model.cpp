@@ -41,8 +41,7 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
               d.context_parallel_size > 1 ? d.hierarchical_context_parallel_sizes : std::vector<int64_t>{},
           .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
           .kv_replicas = groups > 0 && tp % groups == 0 ? tp / groups : 1,
-          .stage_ranks = d.pipeline_schedule == config::PipelineSchedule::zb_v ? config::stage_ranks(d)
-                                                                               : std::vector<int64_t>()};
+          .stage_ranks = config::stage_ranks(d)};
 }
 
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {

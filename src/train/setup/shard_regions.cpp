@@ -28,8 +28,8 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, 
     }
     const auto dim = static_cast<size_t>(shard.dim);
     // The region in the global tensor, without its offset in `dim`.
-    Region place = local;
-    if (dim > 0) place.offsets[0] += shard.first;
+    Region in_global = local;
+    if (dim > 0) in_global.offsets[0] += shard.first;
     // Split along the shard's dimension at the borders of its segments. With several slices, each index of
     // the dimensions before it is a region of its own, whose elements are contiguous.
     const int64_t begin = local.offsets[dim], end = begin + local.sizes[dim];
@@ -49,12 +49,12 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, 
     const bool one = slices.size() == 1;
     for (int64_t o = 0; o < (one ? 1 : outer); ++o)
       for (const RunSlice& slice : slices) {
-        ShardRegion region{place, {at, slice.count * inner * (one ? outer : 1)}, slice.owned};
+        ShardRegion region{in_global, {at, slice.count * inner * (one ? outer : 1)}, slice.owned};
         region.where.offsets[dim] = slice.global;
         region.where.sizes[dim] = slice.count;
         int64_t rest = o;
         for (size_t d = dim; !one && d-- > 0;) {
-          region.where.offsets[d] = place.offsets[d] + rest % local.sizes[d];
+          region.where.offsets[d] = in_global.offsets[d] + rest % local.sizes[d];
           region.where.sizes[d] = 1;
           rest /= local.sizes[d];
         }

@@ -119,9 +119,7 @@ static std::vector<std::string> hidden_presets(const config::Resolution& resolut
     const size_t equals = token.find('=');
     if (equals == std::string::npos) continue;
     const config::SectionInfo* section = config::schema().find_section(token.substr(0, equals));
-    if (section && std::ranges::any_of(resolution.diagnostics, [&](const config::Diagnostic& note) {
-          return note.code == "C0702" && note.path.starts_with(section->name + ".");
-        }))
+    if (section && config::hidden_fields(resolution, section->name) > 0)
       hidden.push_back(section->name + token.substr(equals));
   }
   return hidden;
@@ -138,11 +136,11 @@ static void refuse_tokenizer_preset(const StoredRecipe& stored) {
            "remove the override");
 }
 
-StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
+StoredRecipe stored_recipe(const std::string& name, const std::vector<config::Override>& overrides,
+                           int64_t ranks) {
   StoredRecipe stored;
   config::Request request;
-  const std::vector<config::Override> given = overrides;
-  request.overrides = std::move(overrides);
+  request.overrides = overrides;
   request.ranks = ranks;
   request.ranks_origin = "this launch";
   request.unset = left_out(ranks);
@@ -161,7 +159,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
     stored.resolution = config::resolve(request);
   }
   if (!stored.resolution.ok()) return stored;
-  stored.hidden_presets = hidden_presets(stored.resolution, given);
+  stored.hidden_presets = hidden_presets(stored.resolution, overrides);
   refuse_tokenizer_preset(stored);
   refuse_other_tokenizer(stored);
   if (const auto& peft = stored.resolution.config.peft; peft && peft->random_base)

@@ -29,6 +29,7 @@ struct StoredRecipe {
 // ErrorCode::not_found and ::format for a checkpoint that is missing or invalid, ::unsupported for models
 // that this version does not support and for adapters on a random base model, ::config if tensor times
 // pipeline size is not `ranks`, and for overrides of another axis or of the tokenizer that it has.
-StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks);
+StoredRecipe stored_recipe(const std::string& name, const std::vector<config::Override>& overrides,
+                           int64_t ranks);
 
 }  // namespace capstan::train

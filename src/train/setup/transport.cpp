@@ -137,8 +137,8 @@ comm::Mesh::ChannelFactory for_groups_with_tensors(comm::Mesh::ChannelFactory ma
   };
 }
 
-// The first transfer over a link connects its ranks, for which their hosts wait: better here, where all ranks
-// reach it, than in a schedule in which a stage posts receives early.
+// The first transfer over a link connects its ranks, and their hosts wait for that. It is made here, where all
+// ranks reach it, because in a schedule a stage posts receives early.
 void connect_link(comm::Communicator& group, Device& device) {
   CategoryScope scope(MemoryCategory::workspace);
   const Tensor number = Tensor::zeros(device, {1});

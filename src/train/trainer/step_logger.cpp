@@ -80,7 +80,7 @@ StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRun
         const auto type = backend_of(config_.train.device).gemm_type(compute_type(config_.mixed_precision));
         // The GEMMs of one measurement are few, and other work may interrupt all of them. Measures again if
         // the result is implausibly low.
-        constexpr double kSlow = 3;
+        constexpr double kSlow = 3;  // GFLOPS
         double gflops = 0;
         for (int i = 0; i < 3 && gflops < kSlow; ++i)
           gflops = std::max(gflops, kernels::measured_gemm_gflops(*device, type));
