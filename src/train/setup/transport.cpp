@@ -137,7 +137,7 @@ comm::Mesh::ChannelFactory for_groups_with_tensors(comm::Mesh::ChannelFactory ma
   };
 }
 
-// The first transfer over a link connects its ranks, and their hosts wait for that. It is made here, where all
+// The first transfer over a link connects its ranks, and their hosts wait for it. It is made here, where all
 // ranks reach it, because in a schedule a stage posts receives early.
 void connect_link(comm::Communicator& group, Device& device) {
   CategoryScope scope(MemoryCategory::workspace);
