@@ -24,6 +24,10 @@ struct Elementwise {
   // the same.
   void (*dropout)(Context&, In x, Out y, int64_t rows, int64_t cols, int64_t first_column, float p,
                   PhiloxKey key, const int64_t* dropout_rows);
+  // y = x times the factors of jitter (common/dropout.hpp) at (dropout_rows[r], c); y may be x. The backward
+  // pass is the same.
+  void (*jitter)(Context&, In x, Out y, int64_t rows, int64_t cols, float epsilon, PhiloxKey key,
+                 const int64_t* dropout_rows);
   // Rows [rows, cols] copied between strided matrices (elements between rows).
   void (*copy_rows)(Context&, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols);
 

@@ -1,5 +1,6 @@
-// The dropout mask. It depends only on the key of the use (seed, purpose, layer) and on the element's global
-// position, never on the layout: each token has a 64-bit row index (consumed-sample number and position).
+// The dropout mask, and the factors of jitter. They depend only on the key of the use (seed, purpose, layer)
+// and on the element's global position, never on the layout: each token has a 64-bit row index
+// (consumed-sample number and position).
 #pragma once
 
 #include "base/philox.hpp"
@@ -15,6 +16,10 @@ CAPSTAN_HOST_DEVICE inline bool keep_hidden(PhiloxKey key, int64_t dropout_row, 
                                             uint32_t threshold) {
   return philox4x32(key, static_cast<uint64_t>(dropout_row),
                     static_cast<uint64_t>(column) >> 2)[column & 3] >= threshold;
+}
+// Jitter: the factor of column c of a token, uniform in [1 - epsilon, 1 + epsilon], from the same word.
+CAPSTAN_HOST_DEVICE inline float jitter_factor(uint32_t word, float epsilon) {
+  return (1.0f - epsilon) + static_cast<float>(word >> 8) * (epsilon * 0x1p-23f);
 }
 // Attention dropout of (query's dropout row index, global head, key position): word key % 4 of block
 // (dropout_row, head << 40 | key / 4).

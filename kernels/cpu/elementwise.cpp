@@ -204,6 +204,37 @@ void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_
   });
 }
 
+template <class T>
+HWY_INLINE void jitter_row(const Array<T>& x, const Array<T>& y, int64_t row, int64_t cols, float epsilon,
+                           PhiloxKey key, int64_t dropout_row) {
+  HWY_ALIGN uint32_t words[4 * kLanes];
+  const int64_t base = row * cols;
+  for (int64_t col = 0; col < cols; col += kStep) {
+    if (col % (4 * kStep) == 0)
+      philox_words(key, static_cast<uint64_t>(dropout_row), static_cast<uint64_t>(col) >> 2, words);
+    // As jitter_factor(): words of 24 bits are exact in fp32.
+    const auto word = hn::ShiftRight<8>(hn::Load(DU(), words + col % (4 * kStep)));
+    const VF uniform = hn::ConvertTo(DF(), hn::BitCast(DI(), word));
+    const VF factor = hn::Add(splat(1.0f - epsilon), hn::Mul(uniform, splat(epsilon * 0x1p-23f)));
+    if (const int64_t n = cols - col; n >= kStep)
+      y.put(base + col, hn::Mul(x.at(base + col), factor));
+    else
+      y.put_part(base + col, hn::Mul(x.part(base + col, n), factor), n);
+  }
+}
+
+void jitter(Context& c, In x, Out y, int64_t rows, int64_t cols, float epsilon, PhiloxKey key,
+            const int64_t* dropout_rows) {
+  by_type({x, y}, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const auto a = array_of<T>(x), out = array_of<T>(y);
+    parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t row = begin; row < end; ++row)
+        jitter_row<T>(a, out, row, cols, epsilon, key, dropout_rows[row]);
+    });
+  });
+}
+
 void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols) {
   if (x.dtype == y.dtype) {
     const auto bytes = size_of(x.dtype);
@@ -308,6 +339,7 @@ Elementwise elementwise_family() {
           .scale = scale,
           .bias_dropout_add = bias_dropout_add,
           .dropout = dropout,
+          .jitter = jitter,
           .copy_rows = copy_rows,
           .sum_parts = combine_arrays<false>,
           .max_parts = combine_arrays<true>,

@@ -1,6 +1,6 @@
 // Element-wise kernels and fixed-shape reductions. Bytes moved for n elements of e bytes: fill e, cast the
 // sizes of both types, add those of its three, axpy e + 8, scale 2 e, bias_dropout_add 2 e (3 e with a
-// residual), dropout 2 e, sum_parts and max_parts (count + 1) e, reductions e.
+// residual), dropout and jitter 2 e, sum_parts and max_parts (count + 1) e, reductions e.
 #include "kernels/elementwise.hpp"
 
 #include "kernels/common/dropout.hpp"
@@ -259,6 +259,31 @@ void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_
   });
 }
 
+template <class T>
+__global__ void jitter_kernel(int64_t cols, float epsilon, PhiloxKey key, Array<T> x, Array<T> y,
+                              const int64_t* dropout_rows) {
+  const int64_t row = block_index() * cols;
+  const auto dropout_row = static_cast<uint64_t>(dropout_rows[block_index()]);
+  RandomBlock random;
+  for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < cols; i += block_threads() * kGroup<T>) {
+    auto value = x.load(row + i, cols - i);
+    for (int k = 0; k < kGroup<T>; ++k)
+      value[k] *=
+          jitter_factor(random.word_of(static_cast<uint64_t>(i + k),
+                                       [&](uint64_t block) { return philox4x32(key, dropout_row, block); }),
+                        epsilon);
+    y.store(row + i, cols - i, value);
+  }
+}
+void jitter(Context& c, In x, Out y, int64_t rows, int64_t cols, float epsilon, PhiloxKey key,
+            const int64_t* dropout_rows) {
+  by_type({x, y}, [&](auto type) {
+    using T = decltype(type);
+    launch(c, {rows, threads_for(cols, kGroup<T>)}, jitter_kernel<T>, cols, epsilon, key, array_of<T>(x),
+           array_of<T>(y), dropout_rows);
+  });
+}
+
 // ---- reductions: fp32 within a group of elements, double beyond; blocks are summed in order.
 
 constexpr int kReductionThreads = 256;
@@ -355,6 +380,7 @@ const Elementwise& elementwise_family() {
                                   .scale = scale,
                                   .bias_dropout_add = bias_dropout_add,
                                   .dropout = dropout,
+                                  .jitter = jitter,
                                   .copy_rows = copy_rows,
                                   .sum_parts = combine_arrays<false>,
                                   .max_parts = combine_arrays<true>,

@@ -20,7 +20,7 @@ uint64_t random_sequence_of(std::string_view name);
 namespace purpose {
 inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, embedding_dropout = 4,
                           data_shuffle = 5, sampling = 6, mock_data = 7, adapter_dropout = 8,
-                          stochastic_rounding = 9, quantization = 20, test = 99;
+                          stochastic_rounding = 9, router_jitter = 10, quantization = 20, test = 99;
 }
 
 // One block of four words at counter (lo, hi). Header-only: kernels for every device compile it.

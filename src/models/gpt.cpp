@@ -93,6 +93,9 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
     o.balance = nn::Moe::Balance::micro_batch;
   if (c.moe_router_load_balancing_type == config::RouterBalancing::seq_aux_loss)
     o.balance = nn::Moe::Balance::sequence;
+  if (c.moe_router_load_balancing_type == config::RouterBalancing::global_aux_loss)
+    o.balance = nn::Moe::Balance::global_batch;
+  o.input_jitter = c.moe_input_jitter_eps.value_or(0);
   o.balance_coefficient = c.moe_aux_loss_coeff;
   o.z_coefficient = c.moe_z_loss_coeff.value_or(0);
   if (c.moe_token_dispatcher_type == config::TokenDispatcher::allgather)

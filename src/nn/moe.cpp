@@ -5,6 +5,7 @@
 #include "ops/grouped_linear.hpp"
 #include "ops/matmul.hpp"
 #include "ops/router_logits.hpp"
+#include "ops/scale.hpp"
 
 namespace capstan::nn {
 
@@ -80,7 +81,9 @@ Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
 }
 
 ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) const {
-  const Var logits = ops::router_logits(tape, x, *router_);
+  const Var input =
+      ops::jitter(tape, x, context.router_jitter(options_.input_jitter, static_cast<uint64_t>(layer_)));
+  const Var logits = ops::router_logits(tape, input, *router_);
   const ParamPin bias = tape.pin(expert_bias_);
   ops::Routing routing = ops::route(tape, logits, options_.router, *bias);
   add_losses(tape, logits, context, routing);
@@ -105,9 +108,30 @@ void Moe::add_losses(Tape& tape, const Var& logits, const TokenContext& context,
   context.router_statistics->add(layer_, counts, balance.value, z.value);
 }
 
-int64_t Moe::tokens_of(const Var& logits) const {
-  const int64_t tensor_ranks = parallel_.tensor.shards_rows() ? parallel_.tensor.size() : 1;
-  return logits.size(0) * tensor_ranks * comm::ranks_of(parallel_.context.group);
+int64_t Moe::tokens_of(int64_t rows, const comm::Communicator* group) const {
+  return rows * (parallel_.tensor.shards_rows() ? parallel_.tensor.size() : 1) * comm::ranks_of(group);
+}
+
+Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::TokenSegments& segments,
+                          comm::Communicator* group) const {
+  Var counts{ops::count_choices(tape, experts, options_.experts, segments)};
+  if (parallel_.tensor.shards_rows()) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group);
+  if (group) counts = ops::all_reduce(tape, counts, *group);
+  return counts.value;
+}
+
+// Counted once: a recomputed region, before which other micro-batches may have passed, uses the load of its
+// first pass again.
+Tensor Moe::load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const {
+  return tape.choice([&] {
+    comm::Communicator* const group = parallel_.data ? parallel_.data : parallel_.context.group;
+    const int64_t rows = experts.size(0);
+    RouterStatistics::BatchChoices choices{
+        count_choices(tape, experts, ops::one_segment(rows), group),
+        static_cast<double>(options_.router.topk * tokens_of(rows, group))};
+    if (context.router_statistics) choices = context.router_statistics->add_to_batch(layer_, choices);
+    return ops::scale(tape, Var{std::move(choices.counts)}, 1 / choices.number).value;
+  });
 }
 
 // The tokens of a micro-batch, and of a sequence, may be on several ranks, which sum their counts; the loss
@@ -126,11 +150,14 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
     unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
     chosen = ops::choose_experts(tape, logits.value, unlimited);
   }
-  Var counts{ops::count_choices(tape, chosen, options_.experts, segments)};
-  if (rows_are_sharded) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group);
-  if (parallel_.context.group) counts = ops::all_reduce(tape, counts, *parallel_.context.group);
+  if (options_.balance == Balance::global_batch)
+    return ops::balance_loss(tape, logits, load_of_batch(tape, chosen, context), options_.router.score,
+                             segments,
+                             options_.balance_coefficient * static_cast<double>(options_.experts) /
+                                 static_cast<double>(tokens_of(logits)));
   return ops::balance_loss(
-      tape, logits, counts.value, options_.router.score, segments,
+      tape, logits, count_choices(tape, chosen, segments, parallel_.context.group), options_.router.score,
+      segments,
       ops::balance_factor(options_.balance_coefficient, options_.experts, options_.router.topk,
                           tokens_of(logits) / segments.count, segments.count));
 }

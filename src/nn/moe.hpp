@@ -22,7 +22,7 @@ namespace capstan::nn {
 class Moe {
  public:
   // Over which tokens the load is balanced.
-  enum class Balance : uint8_t { none, micro_batch, sequence };
+  enum class Balance : uint8_t { none, micro_batch, sequence, global_batch };
   struct Options {
     int64_t hidden = 0, experts = 0, ffn = 0;
     bool gated = false, bias = false;
@@ -31,9 +31,14 @@ class Moe {
     // Adds the buffer `router.expert_bias` to the scores for the choice of experts only. The training step
     // updates it.
     bool expert_bias = false;
+    // Noise by which the router's input is multiplied in training; 0: none.
+    double input_jitter = 0;
     Balance balance = Balance::none;
     // Coefficients of the router's losses, Megatron's. Both losses are means over a micro-batch; a training
-    // step adds their mean over its micro-batches, weighted with the number of their loss tokens.
+    // step adds their mean over its micro-batches, weighted with the number of their loss tokens. The loss over
+    // the global batch is coefficient * experts * sum over e of f[e] P[e], P the mean of the micro-batch's
+    // probabilities, f the fractions of the choices of all ranks in this and the step's earlier micro-batches.
+    // (Megatron's is that divided by the data-parallel size.)
     double balance_coefficient = 0, z_coefficient = 0;
     TokenDispatcher::Kind dispatcher = TokenDispatcher::Kind::alltoall;
     // See TokenDispatcher::Options.
@@ -57,8 +62,15 @@ class Moe {
   ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
   // Attaches the losses to the probabilities and adds them to the statistics.
   void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;
-  // Tokens of the micro-batch, on all ranks that share it.
-  int64_t tokens_of(const Var& logits) const;
+  // Tokens on the ranks of sequence parallelism and of `group` (null: one), of which each has `rows`; by default
+  // those of the micro-batch.
+  int64_t tokens_of(int64_t rows, const comm::Communicator* group) const;
+  int64_t tokens_of(const Var& logits) const { return tokens_of(logits.size(0), parallel_.context.group); }
+  // How often the tokens of each segment chose an expert, summed over the same ranks.
+  Tensor count_choices(Tape& tape, const Tensor& experts, const kernels::TokenSegments& segments,
+                       comm::Communicator* group) const;
+  // The fraction of the choices of the global batch so far, on all ranks, that fell on each expert.
+  Tensor load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const;
   Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
   // The outputs of this rank's experts.
   Var run_experts(Tape& tape, const ExpertInput& input) const;

@@ -23,6 +23,8 @@ struct Parallel {
   ops::TensorParallel tensor;
   ops::ContextParallel context;
   ExpertParallel experts;
+  // The ranks with other tokens of the global batch: `dp-cp`. Null: those of `context`.
+  comm::Communicator* data = nullptr;
   // Exchange of each layer; empty: context.exchange for all layers.
   std::vector<ops::ContextExchange> exchange_of_layer;
 

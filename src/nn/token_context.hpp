@@ -7,6 +7,7 @@
 #include "nn/router_statistics.hpp"
 #include "ops/bias_dropout_add.hpp"
 #include "ops/rope.hpp"
+#include "ops/router_logits.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::nn {
@@ -17,20 +18,20 @@ struct TokenContext {
   int64_t batch = 0, seq = 0;
   Tensor positions;  // i32 [N]
   ops::Documents documents;
-  // i64 [N], only with dropout.
+  // i64 [N], only with dropout or jitter.
   Tensor dropout_rows;
   // dropout_rows of the hidden states' rows, which may be sharded over tensor-parallel ranks.
   Tensor hidden_dropout_rows;
   // Undefined tensors without rotary positions.
   ops::RopeTable rope;
-  // Enables dropout and the losses of routers.
+  // Enables dropout, and the losses and the jitter of routers.
   bool training = false;
   // fp32 [1], with experts and in training only: the sum of the loss weights of the micro-batch's tokens, by
   // which the routers' losses are multiplied.
   Tensor loss_weight_sum;
   // Null: not counted.
   RouterStatistics* router_statistics = nullptr;
-  // Seed of dropout.
+  // Seed of dropout and of jitter.
   uint64_t seed = 0;
 
   // Dropout of attention probabilities uses the indices of all rows, dropout of hidden states those of its
@@ -44,6 +45,11 @@ struct TokenContext {
   // hidden: the adapted layer reads the rows of the hidden states.
   ops::Dropout adapter_dropout(double p, uint64_t sequence, bool hidden = false) const {
     return dropout(p, purpose::adapter_dropout, sequence, hidden ? hidden_dropout_rows : dropout_rows);
+  }
+  ops::Jitter router_jitter(double epsilon, uint64_t layer) const {
+    if (!training || epsilon <= 0) return {};
+    return {static_cast<float>(epsilon), philox_key(seed, purpose::router_jitter, layer),
+            hidden_dropout_rows};
   }
 
  private:

@@ -1,9 +1,33 @@
 #include "ops/router_logits.hpp"
 
+#include "kernels/table.hpp"
 #include "ops/cast.hpp"
 #include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
 
 namespace capstan::ops {
+
+Var jitter(Tape& tape, const Var& x, const Jitter& jitter) {
+  if (jitter.epsilon == 0) return x;
+  CAPSTAN_ASSERT(
+      x.value.is_contiguous() && jitter.dropout_rows.defined() && jitter.dropout_rows.elements() == x.size(0),
+      "jitter: x " + x.value.text() + ", dropout row indices " + jitter.dropout_rows.text());
+  const auto times_noise = [jitter](const Tensor& from) {
+    const Tensor to = Tensor::empty(from.device(), from.shape(), from.dtype());
+    launch(from.device(), from.device().table().elementwise->jitter, from, to, from.size(0), from.size(1),
+           jitter.epsilon, jitter.key, jitter.dropout_rows);
+    return to;
+  };
+  const Cost cost{0, 2.0 * static_cast<double>(x.value.bytes())};
+  return tape.record({.name = "jitter",
+                      .inputs = {x},
+                      .outputs = {times_noise(x.value)},
+                      .cost = cost,
+                      .backward_cost = cost,
+                      .backward = [times_noise](BackwardContext& ctx) {
+                        ctx.accumulate_gradient(0, times_noise(ctx.output_gradient()));
+                      }})[0];
+}
 
 Var router_logits(Tape& tape, const Var& x, const Parameter& weight) {
   const int64_t rows = x.size(0), hidden = x.size(1), experts = weight.shape()[0];

@@ -1,8 +1,21 @@
 #pragma once
 
+#include "base/philox.hpp"
 #include "ops/tape.hpp"
 
 namespace capstan::ops {
+
+// Uniform noise in [1 - epsilon, 1 + epsilon].
+struct Jitter {
+  // 0: none.
+  float epsilon = 0;
+  PhiloxKey key{};
+  // i64 [N], only with epsilon > 0.
+  Tensor dropout_rows;
+};
+// y[N, hidden] = x times noise (common/dropout.hpp), rounded to x's type; x itself without noise. Saves nothing:
+// the backward pass draws the same noise.
+Var jitter(Tape& tape, const Var& x, const Jitter& jitter);
 
 // The logits of a router, fp32 [N, experts] = x[N, hidden] W^T, W[experts, hidden] in the compute type. Sums,
 // logits and the products of the backward pass are in fp32 whatever the compute type, because small

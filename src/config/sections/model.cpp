@@ -450,8 +450,7 @@ void expert_fields(Section<ModelConfig>& s) {
       });
   moe(s.field("moe_router_load_balancing_type", &M::moe_router_load_balancing_type))
       .doc("load-balancing strategy of the router")
-      .unsupported("this load balancing",
-                   [](const Value& v) { return v.text == "global_aux_loss" || v.text == "sinkhorn"; });
+      .unsupported("balancing by Sinkhorn iterations", [](const Value& v) { return v.text == "sinkhorn"; });
   moe(s.field("moe_aux_loss_coeff", &M::moe_aux_loss_coeff))
       .doc(
           "coefficient of the load-balancing loss (1 at balanced load; mean over micro-batches); typical: "
@@ -461,10 +460,9 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("coefficient of the router z-loss, which penalizes large logits; typical: 1e-3; null: none")
       .above(0);
   moe(s.field("moe_input_jitter_eps", &M::moe_input_jitter_eps))
-      .doc("multiply the router input by uniform noise in [1 - eps, 1 + eps]; null: none")
+      .doc("multiply the router input by uniform noise in [1 - eps, 1 + eps] in training; null: none")
       .above(0)
-      .below(1)
-      .unsupported("jitter of the router's input");
+      .below(1);
   moe(s.field("moe_expert_capacity_factor", &M::moe_expert_capacity_factor))
       .doc(
           "expert capacity as a multiple of the balanced load (alltoall: of a rank's own tokens); tokens "

@@ -123,7 +123,8 @@ struct EnumNames<RouterBalancing> {
   static constexpr EnumEntry<RouterBalancing> list[] = {
       {RouterBalancing::aux_loss, "aux_loss", "load-balancing loss over a micro-batch"},
       {RouterBalancing::seq_aux_loss, "seq_aux_loss", "load-balancing loss over each sequence"},
-      {RouterBalancing::global_aux_loss, "global_aux_loss", "load-balancing loss over the global batch"},
+      {RouterBalancing::global_aux_loss, "global_aux_loss",
+       "load-balancing loss of a micro-batch by the load of all ranks in the global batch so far"},
       {RouterBalancing::sinkhorn, "sinkhorn", "balanced assignment by Sinkhorn iterations"},
       {RouterBalancing::none, "none", "no balancing"},
   };

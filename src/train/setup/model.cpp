@@ -107,6 +107,7 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
   models::ModelShard shard;
   if (config.peft) shard.adapters = adapter_options(*config.peft);
   shard.parallel.tensor = tensor_parallel(config, mesh);
+  shard.parallel.data = &mesh.group("dp-cp");
   if (mesh.has_experts())
     shard.parallel.experts = {&mesh.group("ep"), &mesh.group("etp"), &mesh.group("etp-ep")};
   ops::ContextParallel& context = shard.parallel.context;

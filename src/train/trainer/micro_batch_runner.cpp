@@ -25,11 +25,13 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
   links_.context = &context_;
   links_.overlap_p2p = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
-             (config.peft && config.peft->dropout > 0);
+             (config.peft && config.peft->dropout > 0) ||
+             (config.model.num_moe_experts && config.model.moe_input_jitter_eps);
   hidden_dtype_ = compute_type(config.mixed_precision);
   if (const auto layers = config::moe_layers(config.model); !layers.empty())
-    router_statistics_ =
-        std::make_unique<nn::RouterStatistics>(device, layers, *config.model.num_moe_experts);
+    router_statistics_ = std::make_unique<nn::RouterStatistics>(
+        device, layers, *config.model.num_moe_experts,
+        config.model.moe_router_load_balancing_type == config::RouterBalancing::global_aux_loss);
   CategoryScope scope(MemoryCategory::workspace);
   one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});
 }
