@@ -35,10 +35,10 @@ class Moe {
     double input_jitter = 0;
     Balance balance = Balance::none;
     // Coefficients of the router's losses, Megatron's. Both losses are means over a micro-batch; a training
-    // step adds their mean over its micro-batches, weighted with the number of their loss tokens. The loss over
-    // the global batch is coefficient * experts * sum over e of f[e] P[e], P the mean of the micro-batch's
-    // probabilities, f the fractions of the choices of all ranks in this and the step's earlier micro-batches.
-    // (Megatron's is that divided by the data-parallel size.)
+    // step adds their mean over its micro-batches, weighted with the number of their loss tokens. The loss
+    // over the global batch is coefficient * experts * sum over e of f[e] P[e], P the mean of the
+    // micro-batch's probabilities, f the fractions of the choices of all ranks in this and the step's earlier
+    // micro-batches. (Megatron's is that divided by the data-parallel size.)
     double balance_coefficient = 0, z_coefficient = 0;
     TokenDispatcher::Kind dispatcher = TokenDispatcher::Kind::alltoall;
     // See TokenDispatcher::Options.
@@ -62,8 +62,8 @@ class Moe {
   ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
   // Attaches the losses to the probabilities and adds them to the statistics.
   void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;
-  // Tokens on the ranks of sequence parallelism and of `group` (null: one), of which each has `rows`; by default
-  // those of the micro-batch.
+  // Tokens on the ranks of sequence parallelism and of `group` (null: one), of which each has `rows`; or those
+  // of the micro-batch.
   int64_t tokens_of(int64_t rows, const comm::Communicator* group) const;
   int64_t tokens_of(const Var& logits) const { return tokens_of(logits.size(0), parallel_.context.group); }
   // How often the tokens of each segment chose an expert, summed over the same ranks.

@@ -13,8 +13,8 @@ struct Jitter {
   // i64 [N], only with epsilon > 0.
   Tensor dropout_rows;
 };
-// y[N, hidden] = x times noise (common/dropout.hpp), rounded to x's type; x itself without noise. Saves nothing:
-// the backward pass draws the same noise.
+// y[N, hidden] = x times noise (common/dropout.hpp), rounded to x's type; x itself without noise. Saves
+// nothing: the backward pass draws the same noise.
 Var jitter(Tape& tape, const Var& x, const Jitter& jitter);
 
 // The logits of a router, fp32 [N, experts] = x[N, hidden] W^T, W[experts, hidden] in the compute type. Sums,

@@ -507,6 +507,41 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(p.in({"runs", "plot", "nowhere", "-o", "x.html"}).code == 2);
 }
 
+TEST_CASE("plot draws the load of the experts of each layer, and the losses of the routers") {
+  const Prepared& p = prepared();
+  REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "experts", "model.num_moe_experts=4",
+                "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01", "train.train_iters=4"})
+              .code == 0);
+  REQUIRE(p.in({"runs", "plot", "experts", "-o", "experts.html"}).code == 0);
+  const std::string page = read_text(p.file("experts.html")), mark = "id=\"data\">";
+  const size_t begin = page.find(mark) + mark.size();
+  const json drawn = capstan::json_of(page.substr(begin, page.find("</script>", begin) - begin));
+  const json& curves = drawn["runs"][0]["curves"];
+  size_t layers = 0, step = 0;
+  for (const json& row : rows_of(p.file("experts") + "/metrics.jsonl")) {
+    if (row.contains("event")) continue;
+    layers = 0;
+    double most = 0;
+    for (const auto& [name, load] : row.items()) {
+      const std::string prefix = "expert_load_layer_";
+      if (!name.starts_with(prefix)) continue;
+      ++layers;
+      const auto of = load.get<std::vector<double>>();
+      const double relative = 4 * *std::max_element(of.begin(), of.end());
+      most = std::max(most, relative);
+      const json& curve = curves["expert_load layer " + name.substr(prefix.size())];
+      CHECK(curve["v"].at(step).get<double>() == doctest::Approx(relative).epsilon(1e-5));
+    }
+    CHECK(row["expert_max_load"].get<double>() == doctest::Approx(most).epsilon(1e-9));
+    for (const char* loss : {"balance_loss", "z_loss"})
+      CHECK(curves[loss]["v"].at(step).get<double>() ==
+            doctest::Approx(row[loss].get<double>()).epsilon(1e-5));
+    ++step;
+  }
+  CHECK(step == 4);
+  CHECK(layers == 2);
+}
+
 TEST_CASE("SIGINT and SIGTERM save and end with 75") {
   stop_and_resume("interrupted", SIGINT, {});
   stop_and_resume("terminated", SIGTERM, {});

@@ -121,6 +121,41 @@ TEST_CASE("bias, dropout and residual in one pass, and its gradient") {
         }
 }
 
+TEST_CASE("jitter multiplies by uniform noise of the element's position") {
+  const auto& e = elementwise();
+  const PhiloxKey key = philox_key(3, purpose::router_jitter, 8);
+  for (DType type : kTypes)
+    for (const float epsilon : {0.01f, 0.5f})
+      for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {2, 257}, {300, 128}}) {
+        INFO(epsilon, " ", rows, "x", cols, " ", text(type));
+        const Array x(type, random_values(rows * cols, 1));
+        const auto ids = dropout_rows(rows);
+        const auto y =
+            run_kernel({Array::zeros(type, rows * cols), x}, [&](kernels::Context& c, Vec<Array>& out) {
+              e.jitter(c, x, out[0].out(), rows, cols, epsilon, key, ids.data());
+              e.jitter(c, out[1], out[1].out(), rows, cols, epsilon, key, ids.data());
+            });
+        Vec<double> expected = x.rounded();
+        double sum = 0, least = 2, most = 0;
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t i = 0; i < cols; ++i) {
+            const uint32_t word = philox4x32(key, static_cast<uint64_t>(ids[static_cast<size_t>(r)]),
+                                             static_cast<uint64_t>(i / 4))[static_cast<size_t>(i % 4)];
+            const double noise = 1 + static_cast<double>(epsilon) * (2 * (word >> 8) / 16777216.0 - 1);
+            sum += noise, least = std::min(least, noise), most = std::max(most, noise);
+            expected[static_cast<size_t>(r * cols + i)] *= noise;
+          }
+        CHECK(error(y[0].rounded(), expected) < tolerance(type));
+        CHECK(y[1].bytes() == y[0].bytes());
+        CHECK(least >= 1 - static_cast<double>(epsilon));
+        CHECK(most <= 1 + static_cast<double>(epsilon));
+        if (rows * cols > 30000) {
+          CHECK(sum / static_cast<double>(rows * cols) == doctest::Approx(1).epsilon(0.01));
+          CHECK(most - least > 1.99 * static_cast<double>(epsilon));
+        }
+      }
+}
+
 TEST_CASE("reductions of fixed shape") {
   const auto& e = elementwise();
   for (DType type : kTypes)

@@ -55,8 +55,10 @@ void experts() {
   changes("model.moe_router_num_groups", "2", groups);
   changes("model.moe_router_group_topk", "2", groups);
   changes("model.moe_router_group_score_topk", "1", groups);
+  changes("model.moe_router_load_balancing_type", "global_aux_loss",
+          with(on, {"model.moe_aux_loss_coeff=0.3", "train.micro_batch_size=1"}));
+  changes("model.moe_input_jitter_eps", "0.1", on);
   for (const auto& [field, value] : {std::pair("moe_router_dtype", "fp64"),
-                                     {"moe_input_jitter_eps", "0.1"},
                                      {"moe_grouped_gemm", "false"},
                                      {"moe_permute_fusion", "false"}})
     refused((std::string("model.") + field).c_str(), value, on);

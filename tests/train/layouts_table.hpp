@@ -42,6 +42,8 @@ struct Layout {
 #define EXPERT_BIASES                                          \
   "model.moe_router_pre_softmax=true model.add_mlp_bias=true " \
   "model.moe_shared_expert_intermediate_size=null model.moe_shared_expert_gate=false "
+#define NOISE "model.moe_input_jitter_eps=0.1 "
+#define HALF_BATCH "train.micro_batch_size=1 "
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
 #define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
 inline constexpr Layout kLayouts[] = {
@@ -222,6 +224,22 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe_four", EXCHANGED("2") EXPERT_BIASES},
     {4, false, "moe_four",
      EXCHANGED("2") IN_GROUPS OF_SEQUENCES "dist.cp=2 dist.tp=2 dist.sp=true dist.etp=1"},
+    // Losses by the load of the global batch, which depend on the tokens of all ranks' micro-batches
+    // together: two data-parallel ranks have one sample each where the single rank has two. Noise of the
+    // router's input.
+    {2, true, "moe_global", "dist.pp=2 " FULL},
+    {2, false, "moe_global", "dist.pp=2 " ZB_V},
+    {2, false, "moe_global", "dist.tp=2"},
+    {2, false, "moe_global", "dist.cp=2 " NOISE},
+    {2, false, "moe_global", "dist.tp=2 dist.sp=true dist.etp=1 " NOISE FULL},
+    {2, true, "moe_global", HALF_BATCH EP("2") NOISE SHARD "optim_grads"},
+    {2, false, "moe_global", HALF_BATCH NOISE SHARD "optim_grads_params" SIMULATED},
+    {2, false, "moe_global",
+     HALF_BATCH SHARD
+     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" STAND_IN},
+    {4, true, "moe_global", HALF_BATCH EXCHANGED("2") "dist.pp=2 dist.vpp=2 " NOISE SHARD "optim" STAND_IN},
+    {4, false, "moe_global", HALF_BATCH EP("2") "dist.tp=2 dist.sp=true dist.etp=1 " IN_GROUPS},
+    {4, false, "moe_global", HALF_BATCH EXCHANGED("2") "dist.cp=2 " SHARD "optim " BF16},
     // The bias of the experts, which counts the tokens of all ranks.
     {2, true, "moe_bias", EP("2") FULL},
     {2, false, "moe_bias", "dist.pp=2"},

@@ -29,14 +29,27 @@ TEST_CASE("a row is one JSON object; what is not finite is null") {
                              .number("bad", std::nan(""))
                              .number("worse", -std::numeric_limits<double>::infinity())
                              .number("small", 0.1f)
+                             .numbers("list", std::vector<double>{0.25, std::nan(""), 2})
                              .integer("big", INT64_MIN)
                              .boolean("yes", true)
                              .text("why", "a \"b\"\n\x01\xFF é");
   CHECK(row.line() ==
         "{\"step\": 12, \"event\": \"note\", \"loss\": 2.5, \"bad\": null, \"worse\": null, \"small\": 0.1, "
-        "\"big\": -9223372036854775808, \"yes\": true, \"why\": \"a \\\"b\\\"\\n\\u0001\xEF\xBF\xBD é\"}\n");
+        "\"list\": [0.25, null, 2], \"big\": -9223372036854775808, \"yes\": true, \"why\": \"a "
+        "\\\"b\\\"\\n\\u0001\xEF\xBF\xBD é\"}\n");
   const auto parsed = capstan::json_of(row.line());
   CHECK(parsed["big"] == INT64_MIN);
+
+  const TemporaryDirectory directory;
+  MetricsWriter(directory.path() / "metrics.jsonl").write(row);
+  const ReadRow read = rows_of(directory.path() / "metrics.jsonl").at(0);
+  CHECK(read.number("small") == doctest::Approx(0.1));
+  CHECK(std::isnan(read.number("bad")));
+  REQUIRE(read.lists.size() == 1);
+  CHECK(read.lists[0].first == "list");
+  CHECK(read.lists[0].second.at(0) == 0.25);
+  CHECK(std::isnan(read.lists[0].second.at(1)));
+  CHECK(read.lists[0].second.at(2) == 2);
 }
 
 TEST_CASE("memory of a row includes the scratch memory of kernels, which earlier versions count by itself") {

@@ -96,6 +96,10 @@ double ReadRow::memory_bytes() const {
   return number("memory_bytes") + (std::isfinite(kernels) ? kernels : 0);
 }
 
+static double number_of(const Json& item) {
+  return item.is_number() ? item.get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
 static std::optional<ReadRow> parse_row(std::string_view line) {
   const Json value = json_of(line, IfNotJson::discard);
   if (!value.is_object()) return std::nullopt;
@@ -105,14 +109,16 @@ static std::optional<ReadRow> parse_row(std::string_view line) {
       row.step = item.get<int64_t>();
     else if (name == "event" && item.is_string())
       row.event = item.get<std::string>();
-    else if (item.is_number())
-      row.numbers.emplace_back(name, item.get<double>());
+    else if (item.is_number() || item.is_null())
+      row.numbers.emplace_back(name, number_of(item));
     else if (item.is_boolean())
       row.numbers.emplace_back(name, item.get<bool>() ? 1 : 0);
-    else if (item.is_null())
-      row.numbers.emplace_back(name, std::numeric_limits<double>::quiet_NaN());
     else if (item.is_string())
       row.texts.emplace_back(name, item.get<std::string>());
+    else if (item.is_array())
+      for (std::vector<double>& list = row.lists.emplace_back(name, std::vector<double>()).second;
+           const Json& number : item)
+        list.push_back(number_of(number));
   }
   return row;
 }

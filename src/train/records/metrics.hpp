@@ -63,6 +63,8 @@ struct ReadRow {
   std::string event;
   // Values of the numeric keys except `step`. Null is read as NaN, a boolean as 0 or 1.
   std::vector<std::pair<std::string, double>> numbers;
+  // Values of the keys with lists of numbers. Null is read as NaN.
+  std::vector<std::pair<std::string, std::vector<double>>> lists;
   // Values of the text keys except `event`.
   std::vector<std::pair<std::string, std::string>> texts;
   // Returns NaN if there is no number of that name.

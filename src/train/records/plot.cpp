@@ -19,7 +19,7 @@ namespace capstan::records {
 namespace {
 
 struct Chart {
-  // Name in the rows of logged steps.
+  // Name in the rows of logged steps. A curve of a part of it, such as a layer, is "KEY PART".
   const char* key;
   const char* title;
   double scale;
@@ -31,10 +31,22 @@ constexpr std::array kCharts{
     Chart{"learning_rate", "Learning rate", 1, false, false, false},
     Chart{"tokens_per_second", "Tokens per second", 1, false, true, false},
     Chart{"mfu", "MFU, % of measured GEMM", 100, false, true, false},
+    Chart{"expert_load", "Load of the busiest expert of each layer (1: balanced)", 1, false, true, false},
+    Chart{"balance_loss", "Load-balancing loss of the routers", 1, false, true, false},
+    Chart{"z_loss", "z-loss of the routers", 1, true, true, false},
     Chart{"memory_bytes", "Memory, MiB", 1.0 / (1 << 20), false, false, false},
 };
 // kMaxPoints, kMinPoints: of a curve.
 constexpr size_t kPointsOfAll = 300'000, kMaxPoints = 1500, kMinPoints = 60;
+
+// The curves of the load of experts: its maximum over its mean, by layer.
+void add_expert_loads(const ReadRow& row, double step, std::map<std::string, std::vector<Point>>& curves) {
+  constexpr std::string_view prefix = "expert_load_layer_";
+  for (const auto& [name, load] : row.lists)
+    if (name.starts_with(prefix) && !load.empty())
+      curves["expert_load layer " + name.substr(prefix.size())].push_back(
+          {step, *std::max_element(load.begin(), load.end()) * static_cast<double>(load.size())});
+}
 
 // One run as an object for page/runs.js.
 std::string run_json(const std::filesystem::path& path, size_t most) {
@@ -53,6 +65,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
         const double value = memory ? row.memory_bytes() : row.number(chart.key);
         curves[chart.key].push_back({x, value * chart.scale});
       }
+      add_expert_loads(row, x, curves);
     });
   const OrderedJson object = {{"name", path.string()},
                               {"recipe", run.recipe},
@@ -67,9 +80,15 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
   // The closing brace: the curves follow.
   text.pop_back();
   std::string all;
+  // The layers of a deep model have fewer points each.
+  const auto layers = static_cast<size_t>(std::count_if(curves.begin(), curves.end(), [](const auto& curve) {
+    return curve.first.find(' ') != curve.first.npos;
+  }));
+  const size_t most_of_layer = std::min(most, std::max(kMinPoints, 4 * most / std::max<size_t>(1, layers)));
   for (const auto& [key, points] : curves)
     if (std::any_of(points.begin(), points.end(), [](const Point& p) { return std::isfinite(p.y); }))
-      all += (all.empty() ? "" : ",") + in_quotes(key) + ":{" + curve_json(points, most) + "}";
+      all += (all.empty() ? "" : ",") + in_quotes(key) + ":{" +
+             curve_json(points, key.find(' ') == key.npos ? most : most_of_layer) + "}";
   return text + ",\"curves\":{" + all + "}}";
 }
 

@@ -7,8 +7,9 @@
 
 namespace capstan::records {
 
-// Loss (training and validation), gradient norm, learning rate, tokens/s, MFU and memory over steps, a line
-// per run, from each run's metrics.jsonl. Long runs are thinned to 1500 points that keep each interval's
+// Loss (training and validation), gradient norm, learning rate, tokens/s, MFU, memory, and with experts their
+// load (a line per layer) and the losses of the routers, over steps, a line per run, from each run's
+// metrics.jsonl. Long runs are thinned to 1500 points that keep each interval's
 // lowest and highest value. Throws ErrorCode::not_found for a directory that is not a run or has no metrics.
 std::string plot_html(std::span<const std::filesystem::path> runs);
 

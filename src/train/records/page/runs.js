@@ -53,9 +53,11 @@
       for (const curve of Object.values(run.curves))
         curve.y = curve.smooth && view.smoothing > 0 ? smoothed(curve.v, view.smoothing) : curve.v;
   };
+  // A curve of a part of the chart's quantity, such as a layer, has the name "KEY PART".
+  const belongs = (name, key) => name === key || name.startsWith(key + " ");
   for (const run of runs)
-    for (const [key, curve] of Object.entries(run.curves))
-      curve.smooth = data.charts.some((one) => one.key === key && one.smooth);
+    for (const [name, curve] of Object.entries(run.curves))
+      curve.smooth = data.charts.some((one) => belongs(name, one.key) && one.smooth);
 
   // ---- tools
   const tools = document.getElementById("tools");
@@ -75,9 +77,10 @@
     const list = [];
     for (const run of runs) {
       if (!run.shown) continue;
-      if (run.curves[key]) list.push({run, curve: run.curves[key], dashed: false});
+      for (const [name, curve] of Object.entries(run.curves))
+        if (belongs(name, key)) list.push({run, curve, dashed: false, part: name.slice(key.length + 1)});
       if (key === "loss" && view.validation && run.curves.validation)
-        list.push({run, curve: run.curves.validation, dashed: true});
+        list.push({run, curve: run.curves.validation, dashed: true, part: ""});
     }
     return list;
   };
@@ -89,6 +92,7 @@
       const swatch = make("span", {class: "swatch"});
       swatch.style.background = distinct(p.run.index);
       const text = (runs.length > 1 ? p.run.name + " " : "") + (p.dashed ? "validation " : "") +
+                   (p.part && p.part + " ") +
                    number(p.raw) + (p.smooth ? " (smoothed " + number(p.y) + ")" : "") +
                    (p.step === what.x ? "" : " at step " + p.step);
       list.append(make("div", {}, swatch, text));
@@ -223,21 +227,22 @@
       if (step === null) return null;
       const points = [];
       let nearest = null, best = 16;
-      for (const {run, curve, dashed} of curves) {
+      for (const {run, curve, dashed, part} of curves) {
         let at = -1, gap = Infinity;
         curve.s.forEach((s, i) => {
           if (this.usable(curve.y[i]) && Math.abs(s - step) < gap) gap = Math.abs(s - step), at = i;
         });
         if (at < 0 || gap * (this.area.w / (this.x1 - this.x0)) > 8) continue;
         const away = Math.abs(this.py(curve.y[at]) - y);
-        points.push({run, dashed, step: curve.s[at], y: curve.y[at], raw: curve.v[at], away,
+        points.push({run, dashed, part, step: curve.s[at], y: curve.y[at], raw: curve.v[at], away,
                      smooth: curve.y !== curve.v});
         if (away < best) best = away, nearest = run.index;
       }
       return {x: step, points, nearest};
     }
   }
-  const drawn = data.charts.filter((chart) => runs.some((run) => run.curves[chart.key]));
+  const drawn = data.charts.filter((chart) => runs.some(
+      (run) => Object.keys(run.curves).some((name) => belongs(name, chart.key))));
   for (const chart of drawn) new CurveChart(chart);
   if (!drawn.length) {
     const text = "No step has been logged yet.";
