@@ -53,25 +53,29 @@ struct RouterLoss {
   float factor = 1;
 };
 
-// logits fp32 [tokens, experts].
+// logits [tokens, experts], fp32; or fp64 on devices with the kernel `logits`, which then compute scores and
+// losses in fp64 too, and round results to fp32.
 struct Router {
+  // logits[t, e] = sum over h of x[t, h] weight[e, h], in fp64. x, weight: each fp32, bf16 or fp16. Null on
+  // devices without fp64.
+  void (*logits)(Context&, In x, In weight, int64_t tokens, int64_t experts, int64_t hidden,
+                 double* logits) = nullptr;
   // experts i32 [tokens, topk], the highest score first. bias fp32 [experts]; null: none.
-  void (*choose)(Context&, RouterShape, const float* logits, const float* bias, int32_t* experts);
+  void (*choose)(Context&, RouterShape, In logits, const float* bias, int32_t* experts);
   // probabilities fp32 [tokens, topk] of the chosen experts: their softmax where the score is the logit; else
   // s[e], divided by their sum + 1e-20 if `normalize` is set. Times the scaling factor.
-  void (*probabilities)(Context&, RouterShape, const float* logits, const int32_t* experts,
-                        float* probabilities);
-  // dlogits [tokens, experts], all of which it writes.
-  void (*backward)(Context&, RouterShape, const float* logits, const int32_t* experts,
-                   const float* dprobabilities, float* dlogits);
+  void (*probabilities)(Context&, RouterShape, In logits, const int32_t* experts, float* probabilities);
+  // dlogits fp32 [tokens, experts], all of which it writes.
+  void (*backward)(Context&, RouterShape, In logits, const int32_t* experts, const float* dprobabilities,
+                   float* dlogits);
   // counts fp32 [segments, experts] = how often the tokens of a segment chose an expert, of `tokens` tokens
   // with topk experts each.
   void (*count)(Context&, const int32_t* experts, int64_t tokens, int64_t topk, TokenSegments,
                 int64_t of_experts, float* counts);
   // values fp32 [tokens]. counts fp32 [segments, experts], for `balance`.
-  void (*loss)(Context&, RouterLoss, const float* logits, const float* counts, float* values);
+  void (*loss)(Context&, RouterLoss, In logits, const float* counts, float* values);
   // dlogits = gradient[0] times the derivative of the sum of values. gradient fp32 [1].
-  void (*loss_backward)(Context&, RouterLoss, const float* logits, const float* counts, const float* gradient,
+  void (*loss_backward)(Context&, RouterLoss, In logits, const float* counts, const float* gradient,
                         float* dlogits);
   // Balancing by a bias of the experts (Wang et al. 2024): bias[e] += rate * sign(mean of the loads -
   // loads[e]), with sign(0) = 0, unless control->skip is set. loads: counts, fp32 [experts], whole numbers up

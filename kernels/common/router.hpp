@@ -21,15 +21,21 @@ CAPSTAN_HOST_DEVICE inline int64_t index_of_choice(uint64_t key) {
   return index_of_key(key) - 1;
 }
 
+// T: float, or double for logits in fp64.
+
 // The largest logit, and the sum of e^(logit - largest).
-struct SoftmaxSums {
-  float largest = 0, sum = 1;
+template <class T>
+struct SoftmaxSumsOf {
+  T largest = 0, sum = 1;
 };
-CAPSTAN_HOST_DEVICE inline float softmax_value(float logit, const SoftmaxSums& sums) {
+using SoftmaxSums = SoftmaxSumsOf<float>;
+template <class T>
+CAPSTAN_HOST_DEVICE T softmax_value(T logit, const SoftmaxSumsOf<T>& sums) {
   return std::exp(logit - sums.largest) / sums.sum;
 }
-CAPSTAN_HOST_DEVICE inline float logistic(float logit) {
-  return 1.0f / (1.0f + std::exp(-logit));
+template <class T>
+CAPSTAN_HOST_DEVICE T logistic(T logit) {
+  return T{1} / (T{1} + std::exp(-logit));
 }
 
 // Whether probabilities are the softmax over the chosen experts.
@@ -39,14 +45,15 @@ CAPSTAN_HOST_DEVICE inline bool has_softmax_of_chosen(const RouterShape& r) {
 
 // The chosen experts of one token. sums: those of all experts with pre_softmax; sum_chosen() sets them where
 // the softmax is over the chosen experts.
-struct ChosenExperts {
+template <class T>
+struct ChosenExpertsOf {
   RouterShape shape;
-  const float* logits;
+  const T* logits;
   const int32_t* experts;
-  SoftmaxSums sums;
+  SoftmaxSumsOf<T> sums;
 
-  CAPSTAN_HOST_DEVICE float logit(int64_t k) const { return logits[experts[k]]; }
-  CAPSTAN_HOST_DEVICE float score(int64_t k) const {
+  CAPSTAN_HOST_DEVICE T logit(int64_t k) const { return logits[experts[k]]; }
+  CAPSTAN_HOST_DEVICE T score(int64_t k) const {
     return shape.score == RouterScore::sigmoid ? logistic(logit(k)) : softmax_value(logit(k), sums);
   }
   CAPSTAN_HOST_DEVICE void sum_chosen() {
@@ -56,23 +63,23 @@ struct ChosenExperts {
     for (int64_t k = 0; k < shape.topk; ++k) sums.sum += std::exp(logit(k) - sums.largest);
   }
   // Divides the scores.
-  CAPSTAN_HOST_DEVICE float divisor() const {
+  CAPSTAN_HOST_DEVICE T divisor() const {
     if (!shape.normalize || has_softmax_of_chosen(shape)) return 1;
-    float sum = kRouterEpsilon;
+    T sum = kRouterEpsilon;
     for (int64_t k = 0; k < shape.topk; ++k) sum += score(k);
     return sum;
   }
   // The derivatives by the scores are factor * (dprobabilities[k] - shift).
   struct ScoreGradient {
-    float factor, shift;
+    T factor, shift;
     // The sum over k of score times derivative, for the softmax over all experts.
-    float product;
+    T product;
   };
   CAPSTAN_HOST_DEVICE ScoreGradient score_gradient(const float* dprobabilities) const {
-    const float by = divisor();
-    float sum = 0, product = 0;
+    const T by = divisor();
+    T sum = 0, product = 0;
     for (int64_t k = 0; k < shape.topk; ++k) {
-      const float s = score(k);
+      const T s = score(k);
       sum += s, product += s * dprobabilities[k];
     }
     ScoreGradient g{shape.scaling_factor / by, 0, 0};
@@ -81,12 +88,12 @@ struct ChosenExperts {
     return g;
   }
   // The derivative by the logit of chosen expert k.
-  CAPSTAN_HOST_DEVICE float logit_gradient(const ScoreGradient& g, const float* dprobabilities,
-                                           int64_t k) const {
-    const float s = score(k), d = g.factor * (dprobabilities[k] - g.shift);
-    return shape.score == RouterScore::sigmoid ? d * s * (1.0f - s) : s * (d - g.product);
+  CAPSTAN_HOST_DEVICE T logit_gradient(const ScoreGradient& g, const float* dprobabilities, int64_t k) const {
+    const T s = score(k), d = g.factor * (dprobabilities[k] - g.shift);
+    return shape.score == RouterScore::sigmoid ? d * s * (T{1} - s) : s * (d - g.product);
   }
 };
+using ChosenExperts = ChosenExpertsOf<float>;
 
 // The tokens of a segment among `tokens`: [begin, end).
 struct SegmentRange {

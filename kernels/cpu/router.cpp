@@ -8,6 +8,7 @@
 #include "kernels/common/router.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/router_f64.hpp"
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -106,7 +107,10 @@ HWY_INLINE void choose_row(const RouterShape& r, const float* scores, int32_t* e
   for (int64_t k = 0; k < r.topk; ++k) experts[k] = static_cast<int32_t>(index_of_choice(keys[k]));
 }
 
-void choose(Context& c, RouterShape r, const float* logits, const float* bias, int32_t* experts) {
+void choose(Context& c, RouterShape r, In typed_logits, const float* bias, int32_t* experts) {
+  if (typed_logits.dtype == DType::f64)
+    return router_f64::choose(c, r, typed_logits.as<double>(), bias, experts);
+  const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, r.tokens, rows_per_block(r.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues scores;
     for (int64_t t = begin; t < end; ++t) {
@@ -126,7 +130,10 @@ HWY_INLINE ChosenExperts chosen_experts(const RouterShape& r, const float* logit
   return chosen;
 }
 
-void probabilities(Context& c, RouterShape r, const float* logits, const int32_t* experts, float* to) {
+void probabilities(Context& c, RouterShape r, In typed_logits, const int32_t* experts, float* to) {
+  if (typed_logits.dtype == DType::f64)
+    return router_f64::probabilities(c, r, typed_logits.as<double>(), experts, to);
+  const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, r.tokens, rows_per_block(r.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues p;
     for (int64_t t = begin; t < end; ++t) {
@@ -137,8 +144,11 @@ void probabilities(Context& c, RouterShape r, const float* logits, const int32_t
   });
 }
 
-void backward(Context& c, RouterShape r, const float* logits, const int32_t* experts,
-              const float* dprobabilities, float* dlogits) {
+void backward(Context& c, RouterShape r, In typed_logits, const int32_t* experts, const float* dprobabilities,
+              float* dlogits) {
+  if (typed_logits.dtype == DType::f64)
+    return router_f64::backward(c, r, typed_logits.as<double>(), experts, dprobabilities, dlogits);
+  const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, r.tokens, rows_per_block(r.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues p;
     for (int64_t t = begin; t < end; ++t) {
@@ -190,7 +200,10 @@ HWY_INLINE float log_sum_exp(const float* logits, int64_t n, ExpertValues& p) {
   return sums.largest + std::log(sums.sum);
 }
 
-void loss(Context& c, RouterLoss l, const float* logits, const float* counts, float* values) {
+void loss(Context& c, RouterLoss l, In typed_logits, const float* counts, float* values) {
+  if (typed_logits.dtype == DType::f64)
+    return router_f64::loss(c, l, typed_logits.as<double>(), counts, values);
+  const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, l.tokens, rows_per_block(l.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues q;
     for (int64_t t = begin; t < end; ++t) {
@@ -225,8 +238,11 @@ HWY_INLINE void balance_gradient(const RouterLoss& l, const float* logits, const
   }
 }
 
-void loss_backward(Context& c, RouterLoss l, const float* logits, const float* counts, const float* gradient,
+void loss_backward(Context& c, RouterLoss l, In typed_logits, const float* counts, const float* gradient,
                    float* dlogits) {
+  if (typed_logits.dtype == DType::f64)
+    return router_f64::loss_backward(c, l, typed_logits.as<double>(), counts, gradient, dlogits);
+  const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, l.tokens, rows_per_block(l.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues q;
     const float scale = l.factor * gradient[0];
@@ -251,7 +267,8 @@ void update_bias(Context&, const float* loads, int64_t experts, float rate, In c
 }
 
 Router router_family() {
-  return {.choose = choose,
+  return {.logits = router_f64::logits,
+          .choose = choose,
           .probabilities = probabilities,
           .backward = backward,
           .count = count,

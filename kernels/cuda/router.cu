@@ -101,9 +101,9 @@ __global__ void choose_kernel(RouterShape r, const float* logits, const float* b
     if (lane_index() == 0) experts[token * r.topk + k] = static_cast<int32_t>(index_of_choice(key));
   }
 }
-void choose(Context& c, RouterShape r, const float* logits, const float* bias, int32_t* experts) {
+void choose(Context& c, RouterShape r, In logits, const float* bias, int32_t* experts) {
   launch(c, router_grid(r.tokens, sizeof(float) * static_cast<size_t>(kRouterWarps * r.experts)),
-         choose_kernel, r, logits, bias, experts);
+         choose_kernel, r, logits.as<float>(), bias, experts);
 }
 
 __device__ ChosenExperts chosen_experts(const RouterShape& r, const float* logits, const int32_t* experts,
@@ -121,8 +121,8 @@ __global__ void probabilities_kernel(RouterShape r, const float* logits, const i
   const float factor = r.scaling_factor / chosen.divisor();
   for (int64_t k = lane_index(); k < r.topk; k += kWarp) to[token * r.topk + k] = chosen.score(k) * factor;
 }
-void probabilities(Context& c, RouterShape r, const float* logits, const int32_t* experts, float* to) {
-  launch(c, router_grid(r.tokens), probabilities_kernel, r, logits, experts, to);
+void probabilities(Context& c, RouterShape r, In logits, const int32_t* experts, float* to) {
+  launch(c, router_grid(r.tokens), probabilities_kernel, r, logits.as<float>(), experts, to);
 }
 
 __global__ void router_backward_kernel(RouterShape r, const float* logits, const int32_t* experts,
@@ -141,9 +141,10 @@ __global__ void router_backward_kernel(RouterShape r, const float* logits, const
   for (int64_t k = lane_index(); k < r.topk; k += kWarp)
     to[chosen.experts[k]] = chosen.logit_gradient(gradient, d, k);
 }
-void backward(Context& c, RouterShape r, const float* logits, const int32_t* experts,
-              const float* dprobabilities, float* dlogits) {
-  launch(c, router_grid(r.tokens), router_backward_kernel, r, logits, experts, dprobabilities, dlogits);
+void backward(Context& c, RouterShape r, In logits, const int32_t* experts, const float* dprobabilities,
+              float* dlogits) {
+  launch(c, router_grid(r.tokens), router_backward_kernel, r, logits.as<float>(), experts, dprobabilities,
+         dlogits);
 }
 
 // A block for each segment and expert.
@@ -208,8 +209,8 @@ __global__ void router_loss_kernel(RouterLoss l, const float* logits, const floa
   }
   if (lane_index() == 0) values[token] = l.factor * value;
 }
-void loss(Context& c, RouterLoss l, const float* logits, const float* counts, float* values) {
-  launch(c, router_grid(l.tokens), router_loss_kernel, l, logits, counts, values);
+void loss(Context& c, RouterLoss l, In logits, const float* counts, float* values) {
+  launch(c, router_grid(l.tokens), router_loss_kernel, l, logits.as<float>(), counts, values);
 }
 
 __global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, const float* counts,
@@ -233,9 +234,10 @@ __global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, c
     to[e] = l.score == RouterScore::sigmoid ? d * (1.0f - value) : d;
   }
 }
-void loss_backward(Context& c, RouterLoss l, const float* logits, const float* counts, const float* gradient,
+void loss_backward(Context& c, RouterLoss l, In logits, const float* counts, const float* gradient,
                    float* dlogits) {
-  launch(c, router_grid(l.tokens), router_loss_backward_kernel, l, logits, counts, gradient, dlogits);
+  launch(c, router_grid(l.tokens), router_loss_backward_kernel, l, logits.as<float>(), counts, gradient,
+         dlogits);
 }
 
 // One block.

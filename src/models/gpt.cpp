@@ -88,6 +88,7 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   o.bias = dense.bias;
   o.activation = dense.activation;
   o.router = router_of(c);
+  o.router_in_fp64 = c.moe_router_dtype == config::RouterDtype::fp64;
   o.expert_bias = c.moe_router_enable_expert_bias;
   if (c.moe_router_load_balancing_type == config::RouterBalancing::aux_loss)
     o.balance = nn::Moe::Balance::micro_batch;

@@ -83,7 +83,7 @@ Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
 ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) const {
   const Var input =
       ops::jitter(tape, x, context.router_jitter(options_.input_jitter, static_cast<uint64_t>(layer_)));
-  const Var logits = ops::router_logits(tape, input, *router_);
+  const Var logits = ops::router_logits(tape, input, *router_, options_.router_in_fp64);
   const ParamPin bias = tape.pin(expert_bias_);
   ops::Routing routing = ops::route(tape, logits, options_.router, *bias);
   add_losses(tape, logits, context, routing);

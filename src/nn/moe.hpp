@@ -28,6 +28,8 @@ class Moe {
     bool gated = false, bias = false;
     kernels::ActivationKind activation = kernels::ActivationKind::gelu;
     ops::RouterOptions router;
+    // Logits and scores in fp64; false: in fp32.
+    bool router_in_fp64 = false;
     // Adds the buffer `router.expert_bias` to the scores for the choice of experts only. The training step
     // updates it.
     bool expert_bias = false;
@@ -62,8 +64,8 @@ class Moe {
   ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
   // Attaches the losses to the probabilities and adds them to the statistics.
   void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;
-  // Tokens on the ranks of sequence parallelism and of `group` (null: one), of which each has `rows`; or those
-  // of the micro-batch.
+  // Tokens on the ranks of sequence parallelism and of `group` (null: one), of which each has `rows`; or
+  // those of the micro-batch.
   int64_t tokens_of(int64_t rows, const comm::Communicator* group) const;
   int64_t tokens_of(const Var& logits) const { return tokens_of(logits.size(0), parallel_.context.group); }
   // How often the tokens of each segment chose an expert, summed over the same ranks.

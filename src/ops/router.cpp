@@ -15,8 +15,10 @@ const kernels::Router& router_of(Device& device) {
 }
 
 void check_logits(const char* operation, const Tensor& logits) {
-  CAPSTAN_ASSERT(logits.rank() == 2 && logits.is_contiguous() && logits.dtype() == DType::f32,
-                 std::string(operation) + ": logits " + logits.text() + " are not fp32 [tokens, experts]");
+  CAPSTAN_ASSERT(
+      logits.rank() == 2 && logits.is_contiguous() &&
+          (logits.dtype() == DType::f32 || logits.dtype() == DType::f64),
+      std::string(operation) + ": logits " + logits.text() + " are not fp32 or fp64 [tokens, experts]");
   CAPSTAN_ASSERT(logits.size(1) >= 1 && logits.size(1) <= kernels::kMaxExperts,
                  std::string(operation) + ": logits " + logits.text() + " of more than " +
                      std::to_string(kernels::kMaxExperts) + " experts");

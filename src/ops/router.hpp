@@ -1,5 +1,6 @@
 // The router of a mixture-of-experts layer: which experts a token is sent to, with which probabilities, and
-// the router's losses. Logits are fp32 [N, experts].
+// the router's losses. Logits are fp32 [N, experts], or fp64, in which choices, probabilities and losses are
+// then computed before they are rounded to fp32; their gradients are fp32 always.
 #pragma once
 
 #include "kernels/router.hpp"

@@ -29,14 +29,23 @@ Var jitter(Tape& tape, const Var& x, const Jitter& jitter) {
                       }})[0];
 }
 
-Var router_logits(Tape& tape, const Var& x, const Parameter& weight) {
+Var router_logits(Tape& tape, const Var& x, const Parameter& weight, bool in_fp64) {
   const int64_t rows = x.size(0), hidden = x.size(1), experts = weight.shape()[0];
   CAPSTAN_ASSERT(weight.shape().rank() == 2 && weight.shape()[1] == hidden,
                  "router: `" + weight.name() + "` is " + weight.shape().text() + ", x is " + x.value.text());
-  const Tensor logits = Tensor::empty(tape.device(), {rows, experts});
+  Device& device = tape.device();
+  const Tensor logits = Tensor::empty(device, {rows, experts}, in_fp64 ? DType::f64 : DType::f32);
   {
     const auto w = tape.pin(weight);
-    matmul(Transpose::no, Transpose::yes, x.value, *w, logits);
+    if (!in_fp64) {
+      matmul(Transpose::no, Transpose::yes, x.value, *w, logits);
+    } else {
+      if (!device.table().router->logits)
+        fail(ErrorCode::unsupported, "the device has no kernels of a router in fp64",
+             "model.moe_router_dtype=fp32");
+      CAPSTAN_ASSERT(x.value.is_contiguous() && w->is_contiguous(), "router: x " + x.value.text());
+      launch(device, device.table().router->logits, x.value, *w, rows, experts, hidden, logits);
+    }
   }
   const bool trainable = tape.context().store.is_trainable(weight);
   const Cost cost = matmul_cost(rows, experts, hidden, x.dtype());

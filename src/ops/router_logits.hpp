@@ -19,7 +19,8 @@ Var jitter(Tape& tape, const Var& x, const Jitter& jitter);
 
 // The logits of a router, fp32 [N, experts] = x[N, hidden] W^T, W[experts, hidden] in the compute type. Sums,
 // logits and the products of the backward pass are in fp32 whatever the compute type, because small
-// differences decide which experts a token chooses. Saves x.
-Var router_logits(Tape& tape, const Var& x, const Parameter& weight);
+// differences decide which experts a token chooses. in_fp64: sums and logits are in fp64;
+// ErrorCode::unsupported on a device without it. Saves x.
+Var router_logits(Tape& tape, const Var& x, const Parameter& weight, bool in_fp64 = false);
 
 }  // namespace capstan::ops

@@ -333,7 +333,7 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
            {"model.window_size=16", "model.qk_layernorm=true", "model.hidden_dropout=0.1"},
            {"dist.world_size=2", "dist.ep=2", "model.num_moe_experts=2"},
            {"model.num_moe_experts=4", "model.moe_router_load_balancing_type=global_aux_loss",
-            "model.moe_aux_loss_coeff=0.1", "model.moe_input_jitter_eps=0.01"},
+            "model.moe_aux_loss_coeff=0.1", "model.moe_input_jitter_eps=0.01", "model.moe_router_dtype=fp64"},
            {"scheduler.lr_decay_style=WSD", "scheduler.lr_wsd_decay_fraction=0.1"},
            {"scheduler.weight_decay_incr_style=linear", "scheduler.start_weight_decay=0",
             "scheduler.end_weight_decay=1"}})
@@ -344,7 +344,6 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
        "comm_overlap.defer_embedding_wgrad_compute"},
       {{"model.num_moe_experts=4", "model.moe_router_load_balancing_type=sinkhorn"},
        "model.moe_router_load_balancing_type"},
-      {{"model.num_moe_experts=4", "model.moe_router_dtype=fp64"}, "model.moe_router_dtype"},
       {{"model.mtp_num_layers=1"}, "model.mtp_num_layers"},
       {{"model.recompute_granularity=selective", "model.recompute_modules=[layernorm]"},
        "model.recompute_modules"},

@@ -21,11 +21,11 @@ const kernels::Router& router() {
 constexpr int32_t kCanary = -77;
 
 // The choice of every launch, which all give.
-Vec<int32_t> chosen(const RouterShape& r, Array logits, Array bias) {
+Vec<int32_t> chosen(const RouterShape& r, kernels::In logits, Array bias) {
   Vec<int32_t> first;
   run_kernel({}, [&](kernels::Context& c, Vec<Array>&) {
     Vec<int32_t> experts(static_cast<size_t>(r.tokens * r.topk + 1), kCanary);
-    router().choose(c, r, logits.f32(), bias.f32(), experts.data());
+    router().choose(c, r, logits, bias.f32(), experts.data());
     CHECK(experts.back() == kCanary);
     experts.pop_back();
     if (first.empty()) first = experts;
@@ -40,25 +40,42 @@ struct RouterCase {
   uint64_t seed;
 };
 
-void check_router(const RouterCase& c) {
+// Logits in fp32, and in fp64 where the device has it.
+struct Logits {
+  Vec<double> exact;
+  Array rounded;
+  Logits(const Vec<double>& values, bool fp64) : exact(values), rounded(DType::f32, values), fp64_(fp64) {}
+  kernels::In in() const {
+    return fp64_ ? kernels::In{exact.data(), DType::f64} : static_cast<kernels::In>(rounded);
+  }
+  Vec<double> values() const { return fp64_ ? exact : rounded.rounded(); }
+
+ private:
+  bool fp64_;
+};
+std::vector<bool> precisions() {
+  return router().logits ? std::vector<bool>{false, true} : std::vector<bool>{false};
+}
+
+void check_router(const RouterCase& c, bool fp64) {
   const RouterShape& r = c.shape;
-  INFO(r.tokens, " tokens, ", r.topk, " of ", r.experts, " experts, sigmoid ",
+  INFO("fp64 ", fp64, ", ", r.tokens, " tokens, ", r.topk, " of ", r.experts, " experts, sigmoid ",
        r.score == RouterScore::sigmoid, ", pre_softmax ", r.pre_softmax, ", normalize ", r.normalize,
        ", groups ", r.groups, ", bias ", c.biased);
-  Array logits(DType::f32, random_values(r.tokens * r.experts, c.seed, 3)),
-      bias(DType::f32, c.biased ? random_values(r.experts, c.seed + 1, 0.5) : Vec<double>{});
-  const Vec<double> x = logits.rounded();
-  const Vec<int32_t> experts = chosen(r, logits, bias);
+  const Logits logits(random_values(r.tokens * r.experts, c.seed, 3), fp64);
+  const Array bias(DType::f32, c.biased ? random_values(r.experts, c.seed + 1, 0.5) : Vec<double>{});
+  const Vec<double> x = logits.values();
+  const Vec<int32_t> experts = chosen(r, logits.in(), bias);
   REQUIRE(experts == reference::choose(r, x, bias.rounded()));
 
   Array dp(DType::f32, random_values(r.tokens * r.topk, c.seed + 2));
   const auto y = run_kernel(
       {Array::zeros(DType::f32, r.tokens * r.topk), Array::zeros(DType::f32, r.tokens * r.experts, 5)},
       [&](kernels::Context& context, Vec<Array>& out) {
-        router().probabilities(context, r, logits.f32(), experts.data(), out[0].f32());
-        router().backward(context, r, logits.f32(), experts.data(), dp.f32(), out[1].f32());
+        router().probabilities(context, r, logits.in(), experts.data(), out[0].f32());
+        router().backward(context, r, logits.in(), experts.data(), dp.f32(), out[1].f32());
       });
-  CHECK(error(y[0].rounded(), reference::router_probabilities(r, x, experts)) < 1e-5);
+  CHECK(error(y[0].rounded(), reference::router_probabilities(r, x, experts)) < (fp64 ? 3e-7 : 1e-5));
   const auto gradient = reference::complex_step(x, [&](const auto& z) {
     return reference::contract(reference::router_probabilities(r, z, experts), dp.rounded());
   });
@@ -66,7 +83,10 @@ void check_router(const RouterCase& c) {
     // One expert has all of the probability: the gradient is 0, but for rounding.
     for (const double d : y[1].rounded()) CHECK(std::abs(d) < 1e-6);
   else
-    CHECK(error(y[1].rounded(), gradient) < 2e-5);
+    CHECK(error(y[1].rounded(), gradient) < (fp64 ? 3e-7 : 2e-5));
+}
+void check_router(const RouterCase& c) {
+  for (const bool fp64 : precisions()) check_router(c, fp64);
 }
 
 }  // namespace
@@ -138,38 +158,73 @@ TEST_CASE("an expert whose score is NaN is chosen first, whatever the sign of th
   CHECK(chosen(r, logits, {}) == Vec<int32_t>{2, 5, 1, 7});
 }
 
+TEST_CASE("logits in fp64 tell experts apart that fp32 does not") {
+  if (!router().logits) return;
+  const int64_t tokens = 19, experts = 21, hidden = 300;
+  for (const DType type : kTypes) {
+    const Array x(type, random_values(tokens * hidden, 1)), weight(type, random_values(experts * hidden, 2));
+    const Vec<double> xs = x.rounded(), ws = weight.rounded();
+    Vec<double> first;
+    run_kernel({}, [&](kernels::Context& c, Vec<Array>&) {
+      Vec<double> logits(static_cast<size_t>(tokens * experts), 7);
+      router().logits(c, x, weight, tokens, experts, hidden, logits.data());
+      if (first.empty()) first = logits;
+      CHECK(logits == first);
+    });
+    const Vec<double> expected = reference::gemm({.trans_b = true,
+                                                  .m = tokens,
+                                                  .n = experts,
+                                                  .k = hidden,
+                                                  .lda = hidden,
+                                                  .ldb = hidden,
+                                                  .ldc = experts},
+                                                 xs, ws, Vec<double>(first.size()), 1, 0);
+    CHECK(error(first, expected) < 1e-14);
+  }
+  for (const int64_t groups : {1, 3}) {
+    const Vec<double> close = {1, 1 + 1e-12, 1 - 1e-12, 1 + 3e-12, 1 + 2e-12, 0};
+    const RouterShape r{.tokens = 1, .experts = 6, .topk = 3, .groups = groups, .group_topk = 3};
+    CHECK(chosen(r, {close.data(), DType::f64}, {}) == Vec<int32_t>{3, 4, 1});
+  }
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Vec<double> values{1, INFINITY, nan, 2, -INFINITY, -nan, 0, 3};
+  CHECK(chosen({.tokens = 1, .experts = 8, .topk = 4}, {values.data(), DType::f64}, {}) ==
+        Vec<int32_t>{2, 5, 1, 7});
+}
+
 TEST_CASE("counts of choices in segments, and losses with their gradients") {
   const int64_t tokens = 23, experts = 37, topk = 3;
-  for (const TokenSegments segments : {TokenSegments{1, 23, 0}, {3, 9, 0}, {4, 8, 5}, {1, 64, 30}}) {
-    INFO(segments.count, " segments of ", segments.rows, " from ", segments.first_row);
-    Array logits(DType::f32, random_values(tokens * experts, 7, 4));
-    const Vec<double> x = logits.rounded();
-    const Vec<int32_t> choices =
-        reference::choose({.tokens = tokens, .experts = experts, .topk = topk}, x, {});
-    const Vec<double> counted = reference::choice_counts(choices, topk, segments, experts);
-    const auto counts = run_kernel(
-        {Array::zeros(DType::f32, segments.count * experts, 9)}, [&](kernels::Context& c, Vec<Array>& out) {
-          router().count(c, choices.data(), tokens, topk, segments, experts, out[0].f32());
-        });
-    CHECK(counts[0].rounded() == counted);
-    for (const auto kind : {RouterLoss::Kind::balance, RouterLoss::Kind::z})
-      for (const auto score : {RouterScore::softmax, RouterScore::sigmoid}) {
-        const RouterLoss l{kind, score, tokens, experts, segments, 0.25f};
-        Array start(DType::f32, {1.5}), given = counts[0];
-        const auto y =
-            run_kernel({Array::zeros(DType::f32, tokens), Array::zeros(DType::f32, tokens * experts, 5)},
-                       [&](kernels::Context& c, Vec<Array>& out) {
-                         router().loss(c, l, logits.f32(), given.f32(), out[0].f32());
-                         router().loss_backward(c, l, logits.f32(), given.f32(), start.f32(), out[1].f32());
-                       });
-        CHECK(error(y[0].rounded(), reference::router_loss(l, x, counted)) < 1e-5);
-        const auto gradient = reference::complex_step(x, [&](const auto& z) {
-          const auto values = reference::router_loss(l, z, counted);
-          return 1.5 * std::accumulate(values.begin(), values.end(), reference::Complex{});
-        });
-        CHECK(error(y[1].rounded(), gradient) < 2e-5);
-      }
-  }
+  for (const bool fp64 : precisions())
+    for (const TokenSegments segments : {TokenSegments{1, 23, 0}, {3, 9, 0}, {4, 8, 5}, {1, 64, 30}}) {
+      INFO(segments.count, " segments of ", segments.rows, " from ", segments.first_row);
+      const Logits logits(random_values(tokens * experts, 7, 4), fp64);
+      const Vec<double> x = logits.values();
+      const Vec<int32_t> choices =
+          reference::choose({.tokens = tokens, .experts = experts, .topk = topk}, x, {});
+      const Vec<double> counted = reference::choice_counts(choices, topk, segments, experts);
+      const auto counts = run_kernel(
+          {Array::zeros(DType::f32, segments.count * experts, 9)}, [&](kernels::Context& c, Vec<Array>& out) {
+            router().count(c, choices.data(), tokens, topk, segments, experts, out[0].f32());
+          });
+      CHECK(counts[0].rounded() == counted);
+      for (const auto kind : {RouterLoss::Kind::balance, RouterLoss::Kind::z})
+        for (const auto score : {RouterScore::softmax, RouterScore::sigmoid}) {
+          const RouterLoss l{kind, score, tokens, experts, segments, 0.25f};
+          Array start(DType::f32, {1.5}), given = counts[0];
+          const auto y =
+              run_kernel({Array::zeros(DType::f32, tokens), Array::zeros(DType::f32, tokens * experts, 5)},
+                         [&](kernels::Context& c, Vec<Array>& out) {
+                           router().loss(c, l, logits.in(), given.f32(), out[0].f32());
+                           router().loss_backward(c, l, logits.in(), given.f32(), start.f32(), out[1].f32());
+                         });
+          CHECK(error(y[0].rounded(), reference::router_loss(l, x, counted)) < (fp64 ? 3e-7 : 1e-5));
+          const auto gradient = reference::complex_step(x, [&](const auto& z) {
+            const auto values = reference::router_loss(l, z, counted);
+            return 1.5 * std::accumulate(values.begin(), values.end(), reference::Complex{});
+          });
+          CHECK(error(y[1].rounded(), gradient) < (fp64 ? 3e-7 : 2e-5));
+        }
+    }
 }
 
 TEST_CASE("the bias of experts moves towards those with few tokens") {

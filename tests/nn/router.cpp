@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/philox.hpp"
+#include "kernels/table.hpp"
 #include "nn/moe.hpp"
 #include "nn/param_list.hpp"
 #include "tests/kernels/router_reference.hpp"
@@ -31,7 +33,7 @@ struct Case {
   kernels::RouterScore score = kernels::RouterScore::softmax;
   nn::Moe::Balance balance = nn::Moe::Balance::global_batch;
   double jitter = 0;
-  bool recomputes = false, training = true;
+  bool recomputes = false, training = true, fp64 = false;
 };
 
 // The tokens of a micro-batch of a rank.
@@ -64,6 +66,7 @@ Result run(Device& device, const Case& c) {
   nn::Moe::Options o;
   o.hidden = kHidden, o.experts = kExperts, o.ffn = 8;
   o.router = {.topk = kTopk, .score = c.score, .normalize = c.score == kernels::RouterScore::sigmoid};
+  o.router_in_fp64 = c.fp64;
   o.balance = c.balance, o.balance_coefficient = kCoefficient;
   o.input_jitter = c.jitter;
   o.init = o.output_init = {Init::Kind::normal, 0.5};
@@ -169,7 +172,7 @@ S loss_of(const Vec<S>& x, const Vec<S>& weight, const Case& c, int micro_batch)
 }
 
 void check_losses(const Case& c, const Result& got) {
-  CAPTURE(c.recomputes);
+  CAPTURE(c.fp64);
   CAPTURE(c.jitter);
   CAPTURE(c.score == kernels::RouterScore::sigmoid);
   const Vec<double> weight = doubles(router_weight());
@@ -201,16 +204,19 @@ TEST_CASE_TEMPLATE("the load of all ranks and of the step's micro-batches so far
                    D, EVERY_DEVICE) {
   const auto device = D::make(2);
   for (const auto score : {kernels::RouterScore::softmax, kernels::RouterScore::sigmoid})
-    for (const double jitter : {0.0, 0.3}) {
-      Case c{.score = score, .jitter = jitter};
-      const Result plain = run(*device, c);
-      check_losses(c, plain);
-      // Recomputed layers count once, and use the load of their first pass.
-      c.recomputes = true;
-      const Result again = run(*device, c);
-      CHECK((again == plain));
-      CHECK((run(*device, c) == again));
-    }
+    for (const double jitter : {0.0, 0.3})
+      for (const bool fp64 : {false, true}) {
+        Case c{.score = score, .jitter = jitter, .fp64 = fp64};
+        if (fp64 && !device->table().router->logits) {
+          CHECK_THROWS_WITH_AS(run(*device, c), doctest::Contains("a router in fp64"), Error);
+          continue;
+        }
+        const Result plain = run(*device, c);
+        check_losses(c, plain);
+        // Recomputed layers count once, and use the load of their first pass.
+        c.recomputes = true;
+        CHECK((run(*device, c) == plain));
+      }
 }
 
 TEST_CASE_TEMPLATE("jitter changes the router's input in training and nothing in evaluation", D,

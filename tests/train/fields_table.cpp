@@ -58,10 +58,9 @@ void experts() {
   changes("model.moe_router_load_balancing_type", "global_aux_loss",
           with(on, {"model.moe_aux_loss_coeff=0.3", "train.micro_batch_size=1"}));
   changes("model.moe_input_jitter_eps", "0.1", on);
-  for (const auto& [field, value] : {std::pair("moe_router_dtype", "fp64"),
-                                     {"moe_grouped_gemm", "false"},
-                                     {"moe_permute_fusion", "false"}})
-    refused((std::string("model.") + field).c_str(), value, on);
+  changes("model.moe_router_dtype", "fp64", on);
+  for (const char* field : {"model.moe_grouped_gemm", "model.moe_permute_fusion"})
+    refused(field, "false", on);
   const Overrides sigmoid = with(on, {"model.moe_router_score_function=sigmoid"});
   changes("model.moe_router_enable_expert_bias", "true", sigmoid, View::model);
   changes("model.moe_router_bias_update_rate", "0.5",

@@ -185,8 +185,9 @@ Tensors read_all(const fs::path& checkpoint) {
 const Run& single_rank(const std::string& recipe, const std::string& overrides, int64_t steps) {
   static std::map<std::string, Run> runs;
   std::string maths;
-  for (const char* const part : {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4,
-                                 FP16, SGD, OF_SEQUENCES, IN_GROUPS, NOISE, EXPERT_BIASES, kBatchOfEight})
+  for (const char* const part :
+       {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4, FP16, SGD, OF_SEQUENCES,
+        IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, kBatchOfEight})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
   if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);

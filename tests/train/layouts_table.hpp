@@ -43,6 +43,7 @@ struct Layout {
   "model.moe_router_pre_softmax=true model.add_mlp_bias=true " \
   "model.moe_shared_expert_intermediate_size=null model.moe_shared_expert_gate=false "
 #define NOISE "model.moe_input_jitter_eps=0.1 "
+#define ROUTER_IN_FP64 "model.moe_router_dtype=fp64 "
 #define HALF_BATCH "train.micro_batch_size=1 "
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
 #define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
@@ -230,6 +231,8 @@ inline constexpr Layout kLayouts[] = {
     {2, true, "moe_global", "dist.pp=2 " FULL},
     {2, false, "moe_global", "dist.pp=2 " ZB_V},
     {2, false, "moe_global", "dist.tp=2"},
+    {2, false, "moe_global", "dist.tp=2 dist.sp=true " ROUTER_IN_FP64},
+    {2, false, "moe", "dist.pp=2 " ROUTER_IN_FP64 BF16 " " FULL},
     {2, false, "moe_global", "dist.cp=2 " NOISE},
     {2, false, "moe_global", "dist.tp=2 dist.sp=true dist.etp=1 " NOISE FULL},
     {2, true, "moe_global", HALF_BATCH EP("2") NOISE SHARD "optim_grads"},

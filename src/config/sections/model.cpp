@@ -436,8 +436,9 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("scaling factor of the routing weights of the selected experts")
       .above(0);
   moe(s.field("moe_router_dtype", &M::moe_router_dtype))
-      .doc("number format of the router computation")
-      .unsupported("a router in fp64", [](const Value& v) { return v.text == "fp64"; });
+      .doc(
+          "number format of the router's logits, scores and losses; fp64 needs `train.device` cpu or "
+          "checked");
   moe(s.field("moe_router_enable_expert_bias", &M::moe_router_enable_expert_bias))
       .doc(
           "balance the load with an expert bias on the top-k selection, updated after each step "

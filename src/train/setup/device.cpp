@@ -154,6 +154,13 @@ void check_device(const config::Config& config, int local_rank) {
   check_device(config.train.device);
   const DeviceBackend& backend = backend_of(config.train.device);
   if (backend.formats) check_precision(config.mixed_precision, backend.formats(local_rank));
+  const bool fp64 =
+      config.model.num_moe_experts && config.model.moe_router_dtype == config::RouterDtype::fp64;
+  if (fp64 && !backend.table().router->logits)
+    fail(ErrorCode::unsupported,
+         "model.moe_router_dtype: fp64: train.device " +
+             std::string(config::enum_name(device_kind(config.train.device))) + " has no router in fp64",
+         "model.moe_router_dtype=fp32");
 }
 
 static int threads_per_rank(int64_t threads, int local_ranks) {
