@@ -11,6 +11,7 @@
 #include "ops/matmul.hpp"
 #include "ops/norm.hpp"
 #include "ops/rope.hpp"
+#include "ops/router_logits.hpp"
 #include "ops/scale.hpp"
 #include "support/sanitized.hpp"
 #include "tests/ops/op_check.hpp"
@@ -384,6 +385,28 @@ TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask
                 return L{y};
               });
         }
+}
+
+TEST_CASE("jitter: backward draws the noise of forward") {
+  const Vec<int64_t> ids = testing::dropout_rows(4);
+  const PhiloxKey key = philox_key(3, purpose::router_jitter, 7);
+  for (const DType type : kTypes)
+    for (const float epsilon : {0.02f, 0.4f})
+      check_op(
+          "jitter", {.inputs = {random_value({4, 9}, 1)}, .type = type, .tolerance = tolerance(type)},
+          [&](Tape& t, Vars x, const Handles&) {
+            return Vars{
+                ops::jitter(t, x[0], {epsilon, key, Tensor::from_host<int64_t>(t.device(), {4}, ids)})};
+          },
+          [&](const auto& x, const auto&) {
+            using L = std::decay_t<decltype(x)>;
+            auto y = x[0];
+            for (size_t i = 0; i < y.size(); ++i) {
+              const uint32_t word = philox4x32(key, static_cast<uint64_t>(ids[i / 9]), i % 9 / 4)[i % 9 % 4];
+              y[i] *= 1 + static_cast<double>(epsilon) * (2 * (word >> 8) / 16777216.0 - 1);
+            }
+            return L{y};
+          });
 }
 
 TEST_CASE(
