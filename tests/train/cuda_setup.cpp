@@ -214,6 +214,29 @@ TEST_CASE("train.device: auto and cuda on this machine") {
   }
 }
 
+TEST_CASE("a router in fp64 is refused by name where the device has none") {
+  config::Config config = capstan::testing::tiny_config(true);
+  config.model.moe_router_dtype = config::RouterDtype::fp64;
+  for (const auto device : {DeviceKind::cpu, DeviceKind::checked, DeviceKind::simulated}) {
+    config.train.device = device;
+    config.model.num_moe_experts.reset();
+    train::check_device(config, 0);
+    config.model.num_moe_experts = 4;
+    std::string message;
+    try {
+      train::check_device(config, 0);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::unsupported);
+      CHECK(error.help() == "model.moe_router_dtype=fp32");
+      message = error.message();
+    }
+    CHECK(message == (device == DeviceKind::simulated
+                          ? "model.moe_router_dtype: fp64: train.device simulated "
+                            "has no router in fp64"
+                          : ""));
+  }
+}
+
 TEST_CASE("dist.distributed_backend chooses how tensors travel") {
   using config::DistributedBackend;
   using train::Transport;
