@@ -215,6 +215,7 @@ TEST_CASE("train.device: auto and cuda on this machine") {
 }
 
 TEST_CASE("a router in fp64 is refused by name where the device has none") {
+  using config::DeviceKind;
   config::Config config = capstan::testing::tiny_config(true);
   config.model.moe_router_dtype = config::RouterDtype::fp64;
   for (const auto device : {DeviceKind::cpu, DeviceKind::checked, DeviceKind::simulated}) {
