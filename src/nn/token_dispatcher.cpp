@@ -27,14 +27,16 @@ ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, in
 // ---- allgather
 
 // The experts that the tokens of all ranks have chosen.
-Tensor gather_choices(const StepContext& context, const Tensor& experts, const ops::TensorParallel& ranks) {
+Tensor gather_choices(Tape& tape, const Tensor& experts, const ops::TensorParallel& ranks) {
   if (!ranks.shards_rows()) return experts;
-  TraceScope scope(context, 'C', "gather of chosen experts");
-  const Tensor all =
-      Tensor::empty(context.device, {ranks.size() * experts.size(0), experts.size(1)}, experts.dtype());
-  ranks.group->channel().start(comm::TransferBatch().all_gather(experts, all)).wait();
-  scope.end();
-  return all;
+  return tape.choice([&] {
+    TraceScope scope(tape.context(), 'C', "gather of chosen experts");
+    Tensor all =
+        Tensor::empty(tape.device(), {ranks.size() * experts.size(0), experts.size(1)}, experts.dtype());
+    ranks.group->channel().start(comm::TransferBatch().all_gather(experts, all)).wait();
+    scope.end();
+    return all;
+  });
 }
 
 class GatheredTokens final : public TokenDispatch {
@@ -84,9 +86,9 @@ class AllGatherDispatcher final : public TokenDispatcher {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
     const int64_t here = options_.experts / expert_.size;
-    ops::ExpertPermutation order = ops::plan_permutation(
-        tape, gather_choices(tape.context(), routing.experts, ranks_), probabilities.value,
-        permutation_options(options_, x.size(0), expert_.rank * here, here));
+    ops::ExpertPermutation order =
+        ops::plan_permutation(tape, gather_choices(tape, routing.experts, ranks_), probabilities.value,
+                              permutation_options(options_, x.size(0), expert_.rank * here, here));
     return std::make_unique<GatheredTokens>(options_, ranks_, std::move(x), std::move(probabilities),
                                             std::move(order));
   }

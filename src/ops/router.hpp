@@ -32,9 +32,9 @@ struct Routing {
 // the scores for the choice only; undefined: none. In a recomputed region the choice of the first pass is
 // used again. Saves the logits and the choice.
 Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias = {});
-// The choice alone, i32 [N, topk], saved likewise: for losses that count choices without bias and groups.
-Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options,
-                      const Tensor& expert_bias = {});
+// The experts alone, i32 [N, topk], chosen anew in each pass: for losses that count choices without bias and
+// groups.
+Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options);
 
 // How often the tokens of each segment chose an expert: fp32 [segments, experts], exact up to 2^24. experts:
 // i32 [N, topk].

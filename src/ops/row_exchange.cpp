@@ -308,22 +308,24 @@ std::vector<int64_t> sums_of_runs(std::span<const int64_t> counts, int64_t ranks
 
 ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertRanks& ranks,
                            const std::string& purpose) {
-  const CountTable table(sizes, ranks);
-  const Tensor all = tape.choice([&] { return transfer_counts(table, sizes, ranks, purpose); });
-  const std::vector<int64_t> counts =
-      tape.device().is_meta() ? estimated_counts(table, rows, ranks.expert->rank()) : all.to_host<int64_t>();
-  check_announced(table, counts, ranks, purpose);
-  CAPSTAN_ASSERT(total(std::span(counts).first(static_cast<size_t>(table.experts))) <= rows,
-                 "more rows than tokens choose experts: " + purpose);
-  const std::span<const int64_t> host = counts;
-  const auto experts = static_cast<size_t>(table.experts);
-  ExpertRows result;
-  result.exchanged.sent = sums_of_runs(host.first(experts), table.expert_ranks);
-  result.exchanged.received = sums_of_runs(
-      host.subspan(static_cast<size_t>(1 + table.tensor_rank) * experts, experts), table.expert_ranks);
-  result.gathered = sums_of_runs(host.subspan(experts), table.tensor_ranks);
-  result.of_experts = table.received(all);
-  return result;
+  return tape.choice([&] {
+    const CountTable table(sizes, ranks);
+    const Tensor all = transfer_counts(table, sizes, ranks, purpose);
+    const std::vector<int64_t> counts = tape.device().is_meta()
+                                            ? estimated_counts(table, rows, ranks.expert->rank())
+                                            : all.to_host<int64_t>();
+    check_announced(table, counts, ranks, purpose);
+    const std::span<const int64_t> host = counts;
+    const auto experts = static_cast<size_t>(table.experts);
+    CAPSTAN_ASSERT(total(host.first(experts)) <= rows, "more rows than tokens choose experts: " + purpose);
+    ExpertRows result;
+    result.exchanged.sent = sums_of_runs(host.first(experts), table.expert_ranks);
+    result.exchanged.received = sums_of_runs(
+        host.subspan(static_cast<size_t>(1 + table.tensor_rank) * experts, experts), table.expert_ranks);
+    result.gathered = sums_of_runs(host.subspan(experts), table.tensor_ranks);
+    result.of_experts = table.received(all);
+    return result;
+  });
 }
 
 ExpertRows equal_counts(const Tensor& sizes, int64_t capacity, const ExpertRanks& ranks) {

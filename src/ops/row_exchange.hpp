@@ -70,9 +70,9 @@ struct ExpertRanks {
 };
 
 // Exchanges sizes i64 [experts]: the rows that this rank has for each expert of all ranks. The host waits for
-// the device, once. In a recomputed region the counts of the first pass are used again. On the meta device
-// the load is equal: `rows` rows over all experts. purpose: "experts of layer 3". ErrorCode::rank_failure
-// names a rank that announces an impossible count.
+// the device, once; a recomputed region uses the counts of its first pass, without waiting. On the meta
+// device the load is equal: `rows` rows over all experts. purpose: "experts of layer 3".
+// ErrorCode::rank_failure names a rank that announces an impossible count.
 ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertRanks& ranks,
                            const std::string& purpose);
 // Where each rank has `capacity` rows for each expert (sizes as above), so that the host need not wait.
