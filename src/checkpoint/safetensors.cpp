@@ -330,7 +330,8 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   auto& entries = header.entries;
   for (auto& e : entries) {
     check_entry(e, file + ": tensor " + in_quotes(e.name) + ": ");
-    e.dtype = dtype_from_name(e.dtype_name);
+    // Codes, which fp8_weights.hpp decodes.
+    e.dtype = e.dtype_name == "F8_E4M3" ? DType::f8e4m3 : dtype_from_name(e.dtype_name);
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);

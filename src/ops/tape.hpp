@@ -115,6 +115,14 @@ class TraceScope {
   TapeEvent event_;
 };
 
+// Runs `work` as a nested event.
+template <class Work>
+void traced(const StepContext& context, char phase, std::string name, Work&& work) {
+  TraceScope scope(context, phase, std::move(name));
+  work();
+  scope.end();
+}
+
 // A value on a tape. slot < 0: no gradient flows to it.
 struct Var {
   Tensor value;
