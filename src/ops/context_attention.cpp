@@ -96,12 +96,12 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
       return;
     }
     const Tensor next = empty(1);
-    TraceScope traced(context, 'C', "context_attention send keys");
+    TraceScope sending(context, 'C', "context_attention send keys");
     comm::PendingTransfers transfers = group.channel().start(
         comm::TransferBatch().receive(next, comm::previous_in(group)).send(current, comm::next_in(group)));
     block(step, plan.previous(step), current);
     transfers.wait();
-    traced.end();
+    sending.end();
     current = next;
   }
 }
