@@ -119,18 +119,21 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
   const kernels::TokenSegments segments = options_.balance == Balance::sequence
                                               ? kernels::TokenSegments{context.batch, context.seq, first_row}
                                               : ops::one_segment(rows);
-  Tensor chosen = experts;
-  // As in Megatron, the loss counts choices without the group limit and the bias.
-  if (options_.router.groups > 1 || expert_bias_) {
-    ops::RouterOptions unlimited = options_.router;
-    unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
-    chosen = ops::choose_experts(tape, logits.value, unlimited);
-  }
-  Var counts{ops::count_choices(tape, chosen, options_.experts, segments)};
-  if (rows_are_sharded) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group);
-  if (parallel_.context.group) counts = ops::all_reduce(tape, counts, *parallel_.context.group);
+  const Tensor counts = tape.choice([&] {
+    Tensor chosen = experts;
+    // As in Megatron, the loss counts choices without the group limit and the bias.
+    if (options_.router.groups > 1 || expert_bias_) {
+      ops::RouterOptions unlimited = options_.router;
+      unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
+      chosen = ops::choose_experts(tape, logits.value, unlimited);
+    }
+    Var sums{ops::count_choices(tape, chosen, options_.experts, segments)};
+    if (rows_are_sharded) sums = ops::all_reduce(tape, sums, *parallel_.tensor.group);
+    if (parallel_.context.group) sums = ops::all_reduce(tape, sums, *parallel_.context.group);
+    return sums.value;
+  });
   return ops::balance_loss(
-      tape, logits, counts.value, options_.router.score, segments,
+      tape, logits, counts, options_.router.score, segments,
       ops::balance_factor(options_.balance_coefficient, options_.experts, options_.router.topk,
                           tokens_of(logits) / segments.count, segments.count));
 }

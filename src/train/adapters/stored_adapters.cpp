@@ -34,7 +34,7 @@ std::optional<fs::path> peft_directory(const std::string& name) {
 namespace {
 
 StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Override>& overrides) {
-  if (formats::is_external(name))
+  if (config::is_external_model("model", name))
     fail(ErrorCode::usage, "`" + name + "` is a full model: it holds no adapters");
   StoredRecipe stored = stored_recipe(name, overrides, 1);
   stored.resolution.require_ok();

@@ -138,7 +138,7 @@ class Starter {
   }
 
   void load_weights(const std::string& name) {
-    if (!formats::is_external(name)) {
+    if (!config::is_external_model("model", name)) {
       const auto found = checkpoint::resolve_checkpoint(records::saved_in(name));
       auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
       load_parameters(reader, runner_.store());
@@ -242,7 +242,7 @@ CheckpointAssets find_assets(const config::Config& config, const RunData& data, 
   const std::string& from = config.checkpoint.pretrained_checkpoint->resolved;
   PretrainedFiles found;
   try {
-    if (formats::is_external(from)) {
+    if (config::is_external_model("model", from)) {
       found.files = formats::ExternalModel::open(from)->assets();
     } else {
       const auto reader = checkpoint::Reader::open(

@@ -5,6 +5,7 @@
 #include "checkpoint/reader.hpp"
 #include "comm/mesh.hpp"
 #include "comm/world.hpp"
+#include "config/core/external.hpp"
 #include "formats/external_model.hpp"
 #include "kernels/table.hpp"
 #include "models/registry.hpp"
@@ -136,7 +137,7 @@ void check_pretrained(const config::Config& config, const RunData* data, Warning
   check_parameters(weights.parameters(config.model), state.store(),
                    config.peft ? ParameterSet::base : ParameterSet::all);
   WarningLog kept(warnings);
-  if (!config.peft && !config.checkpoint.load && formats::is_external(name))
+  if (!config.peft && !config.checkpoint.load && config::is_external_model("model", name))
     report_differences(config, *formats::ExternalModel::open(name), name, kept.log);
   if (data) (void)find_assets(config, *data, kept.log);
 }
