@@ -63,12 +63,11 @@ class Search {
     path(field, given);
     if (found_.size() > before) return;
     const bool external = !config::split_scheme(given.resolved).scheme.empty();
-    if (std::string_view(field) == "checkpoint.load" &&
-        (external || exists(fs::path(given.resolved) / "config.json")))
-      found_.push_back({field, given.text,
-                        "checkpoint.load = " + given.text + " is a model of another program, not a run",
-                        "checkpoint.pretrained_checkpoint=" + std::string(external ? "" : "hf:") +
-                            given.text + " begins a run with its weights"});
+    const std::string scheme = external ? "" : config::model_scheme(given.resolved);
+    if (std::string_view(field) == "checkpoint.load" && (external || !scheme.empty()))
+      found_.push_back(
+          {field, given.text, "checkpoint.load = " + given.text + " is a model of another program, not a run",
+           "checkpoint.pretrained_checkpoint=" + scheme + given.text + " begins a run with its weights"});
     if (found_.size() > before || external) return;
     const fs::path saved = records::saved_in(given.resolved);
     std::error_code unknown;
