@@ -286,11 +286,12 @@ class Trial {
     if (c.load)
       attempt_all("checkpoint.load",
                   [&](Warnings& warnings) { check_load(opened, options, usable, warnings); });
+    std::string base;
     if (c.pretrained_checkpoint &&
         attempt_all("checkpoint.pretrained_checkpoint",
-                    [&](Warnings& warnings) { check_pretrained(opened, usable, warnings); }) &&
+                    [&](Warnings& warnings) { base = check_pretrained(opened, usable, warnings); }) &&
         opened.peft && opened.peft->adapter && !c.load)
-      attempt("peft.adapter", "", [&] { check_adapter(opened); });
+      attempt("peft.adapter", "", [&] { check_adapter(opened, base); });
     if (data) result.held_data = data->bytes_in_memory();
     return result;
   }
