@@ -5,7 +5,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 
 #include "base/file.hpp"

@@ -6,7 +6,6 @@
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/known_models.hpp"
-#include "importers/reasons.hpp"
 
 namespace capstan::importers {
 

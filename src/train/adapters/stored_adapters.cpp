@@ -1,8 +1,5 @@
 #include "train/adapters/stored_adapters.hpp"
 
-#include <algorithm>
-#include <cmath>
-
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
