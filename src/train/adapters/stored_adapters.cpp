@@ -1,8 +1,5 @@
 #include "train/adapters/stored_adapters.hpp"
 
-#include <algorithm>
-#include <cmath>
-
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
@@ -66,7 +63,7 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
   // The path may be relative to the current directory or to the adapter's directory.
   for (const fs::path& base : {fs::path(base_name), *directory / base_name}) {
     if (base_name.empty() || !fs::is_directory(base, error)) continue;
-    return (fs::exists(base / "config.json", error) ? "hf:" : "") + base.string();
+    return config::model_scheme(base) + base.string();
   }
   const std::string file = (*directory / "adapter_config.json").string();
   if (base_name.empty())
