@@ -151,8 +151,12 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   CHECK(static_cast<double>(used.peak) >= (1 - tolerance) * static_cast<double>(estimated.peak));
   CHECK(static_cast<double>(used.reserved) <= (1 + tolerance) * static_cast<double>(estimated.reserved));
   CHECK(static_cast<double>(used.reserved) >= (1 - tolerance) * static_cast<double>(estimated.reserved));
-  // With another number of rows another moment of the step may have the peak.
-  for (size_t category = 0; category < kMemoryCategories && tolerance == kTolerance; ++category) {
+  for (size_t category = 0; category < kMemoryCategories; ++category) {
+    // With another number of rows another moment of the step may have the peak, at which the optimizer's
+    // state is always there.
+    const bool lasts = category == static_cast<size_t>(MemoryCategory::main_parameters) ||
+                       category == static_cast<size_t>(MemoryCategory::moments);
+    if (tolerance != kTolerance && !lasts) continue;
     const auto apart =
         static_cast<double>(used.peak_by_category[category] - estimated.peak_by_category[category]);
     CHECK_MESSAGE(std::abs(apart) <= kTolerance * static_cast<double>(estimated.peak),
@@ -186,7 +190,7 @@ const Run& single_rank(const std::string& recipe, const std::string& overrides, 
   static std::map<std::string, Run> runs;
   std::string maths;
   for (const char* const part : {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4,
-                                 FP16, SGD, OF_SEQUENCES, IN_GROUPS, EXPERT_BIASES, kBatchOfEight})
+                                 FP16, SGD, OF_SEQUENCES, IN_GROUPS, EXPERT_BIASES, DROPS, kBatchOfEight})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
   if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);
@@ -299,7 +303,7 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
     const bool slow = overrides.find(SIMULATED) != std::string::npos;
     // The checked device finds a missing wait in every step, whether or not values differ.
     const bool checked = overrides.find(" train.device=checked") != std::string::npos;
-    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : checked ? 8 : 12;
+    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : checked ? 8 : 20;
     check_layout(layout.recipe, overrides, steps, !slow && !test::kSanitized);
   }
 }
