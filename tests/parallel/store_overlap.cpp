@@ -380,8 +380,7 @@ TEST_CASE("sums on the communication queue give the bits of those on the compute
     }
   };
   for (const auto& [half, narrow_gradients] : {std::pair(false, false), {true, false}, {true, true}})
-    for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+    for (const auto strategy : kStrategies) {
       CAPTURE(text_of(strategy));
       CAPTURE(half);
       CAPTURE(narrow_gradients);

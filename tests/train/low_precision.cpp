@@ -1,22 +1,15 @@
 // Training with GEMMs in 8 and 4 bits, on any number of ranks: the presets learn as bf16 does, layouts of
 // data parallelism and recomputation change nothing, and runs resume bitwise.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
 
-#include "checkpoint/reader.hpp"
 #include "config/core/library.hpp"
 #include "support/preset_recipe.hpp"
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_gpu.hpp"
 #include "support/worlds.hpp"
-#include "train/setup/state.hpp"
-#include "train/setup/tokenizer.hpp"
-#include "train/trainer/data_setup.hpp"
-#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -25,7 +18,6 @@ namespace {
 
 using test::resolve_preset;
 using test::run;
-using test::run_until;
 using test::Running;
 using test::world;
 
@@ -189,10 +181,6 @@ TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales o
 }
 
 TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KERNEL_DEVICES) {
-  int64_t id = ::getpid();
-  world().communicator().broadcast(&id, sizeof id, 0);
-  const auto scratch =
-      std::filesystem::temp_directory_path() / ("capstan-low-precision-" + std::to_string(id));
   for (const char* preset : {"bf16_with_fp8_delayed_scaling_mixed", "bf16_with_nvfp4_mixed"}) {
     INFO(preset);
     const test::SimulatedGpu gpu(test::capability_for(preset));
@@ -200,32 +188,12 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KE
     const config::Config config =
         resolve_preset<D>(preset, delayed ? std::vector<std::string>{"mixed_precision.fp8_amax_history_len=3"}
                                           : std::vector<std::string>{});
-    const auto full = run(config, 9);
-    SavePlan plan;
-    plan.root = scratch / preset;
-    if (world().rank() == 0) std::filesystem::create_directories(plan.root);
-    world().communicator().barrier();
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    {
-      StepRunner runner(config, world());
-      runner.initialize();
-      run_until(runner, config, 5);
-      save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
-    }
-    std::vector<std::string> refused;
-    const auto found = find_checkpoint(world(), plan.root, refused);
-    REQUIRE(found);
-    auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::content);
-    const std::string state = "optimizer.fp8_amax_history.decoder.layers.1.mlp.linear_fc1.weight";
-    CHECK((reader.find(state) != nullptr) == delayed);
-    if (delayed) CHECK(reader.find(state)->shape == Shape{3, 3});
-    StepRunner runner(config, world());
-    runner.initialize();
-    runner.state() = load_state(reader, runner.store(), &runner.optimizer());
-    CHECK(std::vector<double>(full.begin() + 10, full.end()) == run_until(runner, config, 9));
+    test::check_resume(config, 9, 5, [&](const checkpoint::Reader& reader) {
+      const std::string state = "optimizer.fp8_amax_history.decoder.layers.1.mlp.linear_fc1.weight";
+      CHECK((reader.find(state) != nullptr) == delayed);
+      if (delayed) CHECK(reader.find(state)->shape == Shape{3, 3});
+    });
   }
-  world().communicator().barrier();
-  if (world().rank() == 0) std::filesystem::remove_all(scratch);
 }
 
 TEST_CASE("layers that stay in bf16 have no scales") {
