@@ -97,9 +97,8 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     CHECK(!saver.busy());
     CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
     Running other(config);
-    auto reader = checkpoint::Reader::open(ended->directory, checkpoint::Depth::content);
-    other.runner.state() = load_state(reader, other.runner.store(), &other.runner.optimizer());
-    other.loader = std::make_unique<data::Loader>(other.data[0], other.runner.loader_options());
+    test::load_into(other.runner, ended->directory);
+    other.open_loader();
     std::vector<double> rest;
     for (int i = 0; i < 4; ++i) rest.push_back(other.step().loss);
     CHECK(rest == full);
@@ -109,7 +108,7 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
 
 namespace {
 // Lets no thread but its own create a file before it may: a disk as slow as a test needs it.
-class HeldDisk final : public checkpoint::FileSystem {
+class HeldDisk final : public checkpoint::test::PassingDisk {
  public:
   void release() {
     held_ = false;
@@ -117,21 +116,7 @@ class HeldDisk final : public checkpoint::FileSystem {
   }
   std::unique_ptr<File> create(const fs::path& path) override {
     if (std::this_thread::get_id() != owner_) held_.wait(true);
-    return checkpoint::real_file_system().create(path);
-  }
-  void make_directories(const fs::path& path) override {
-    checkpoint::real_file_system().make_directories(path);
-  }
-  void sync_directory(const fs::path& path) override { checkpoint::real_file_system().sync_directory(path); }
-  void rename_new(const fs::path& from, const fs::path& to) override {
-    checkpoint::real_file_system().rename_new(from, to);
-  }
-  bool exchange(const fs::path& a, const fs::path& b) override {
-    return checkpoint::real_file_system().exchange(a, b);
-  }
-  void remove_file(const fs::path& path) override { checkpoint::real_file_system().remove_file(path); }
-  void remove_directory(const fs::path& path) override {
-    checkpoint::real_file_system().remove_directory(path);
+    return PassingDisk::create(path);
   }
 
  private:
