@@ -17,6 +17,7 @@
 #include "config/resolve/resolve.hpp"
 #include "data/indexed_writer.hpp"
 #include "support/paths.hpp"
+#include "support/running.hpp"
 #include "support/sanitized.hpp"
 #include "support/worlds.hpp"
 #include "tests/train/layouts_table.hpp"
@@ -377,15 +378,7 @@ TEST_CASE(
     };
     // Losses and gradient norms of two steps: the second's depend on the moments too.
     const auto next_steps = [](StepRunner& runner, const config::Config& config) {
-      const auto data = open_datasets(config, load_tokenizer(config).get());
-      data::Loader loader(data[0], runner.loader_options());
-      StepTimers timers;
-      std::vector<double> trace;
-      for (int i = 0; i < 2; ++i) {
-        const StepResult result = runner.train_step(loader, timers);
-        trace.insert(trace.end(), {result.loss, result.gradient_norm});
-      }
-      return trace;
+      return test::run_until(runner, config, runner.state().step + 2);
     };
     for (size_t from = 0; from < layouts.size(); ++from) {
       if (few && !layouts[from].fast && (!kAll || recipe == "dora")) continue;
@@ -410,9 +403,7 @@ TEST_CASE(
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
           StepRunner runner(config, members);
           if (adapters) runner.initialize();
-          auto reader =
-              checkpoint::Reader::open(root / checkpoint::step_directory_name(2), checkpoint::Depth::content);
-          runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+          test::load_into(runner, root / checkpoint::step_directory_name(2));
           const fs::path again = save(members, runner, scratch() / ("to-" + std::to_string(to)));
           if (members.rank() == 0) CHECK((read_all(again) == saved));
           const auto trace = next_steps(runner, config);
@@ -438,13 +429,9 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
         std::string("dist.tp=2 dist.pp=2 ") + (sharded ? sharding : "") + kBatchOfEight;
     INFO(place, " with ", overrides);
     const config::Config config = resolve("gpt", overrides, world().size());
-    StepRunner runner(config, world());
-    runner.initialize();
-    const auto data = open_datasets(config, load_tokenizer(config).get());
-    data::Loader loader(data[0], runner.loader_options());
-    StepTimers timers;
-    runner.train_step(loader, timers);
-    for (const auto& piece : runner.store().parameter_shards()) {  // on the ranks that have some of it
+    test::Running r(config);
+    r.step();
+    for (const auto& piece : r.runner.store().parameter_shards()) {  // on the ranks that have some of it
       if (!piece.parameter->name().ends_with(place)) continue;
       Tensor values = piece.values;
       auto numbers = values.to_host<float>();
@@ -455,14 +442,14 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
     std::string message;
     // Where the optimizer's values are not those of the model, a step passes before the model has them.
     for (int step = 0; step < 2 && message.empty(); ++step) try {
-        runner.train_step(loader, timers);
+        r.step();
       } catch (const Error& error) {
         message = error.message();
       }
     CHECK_MESSAGE(message.find("the loss is nan") != std::string::npos, message);
     CHECK_MESSAGE(message.find(place) != std::string::npos, message);
-    REQUIRE(runner.failure_anomalies().size() == 1);
-    CHECK(runner.failure_anomalies()[0].event == "not_finite");
+    REQUIRE(r.runner.failure_anomalies().size() == 1);
+    CHECK(r.runner.failure_anomalies()[0].event == "not_finite");
   }
 }
 
