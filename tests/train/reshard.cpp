@@ -6,12 +6,11 @@
 #include <random>
 
 #include "comm/reduce.hpp"
-#include "support/saves.hpp"
+#include "support/running.hpp"
 #include "support/shards.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/setup/shard_regions.hpp"
-#include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
@@ -53,11 +52,7 @@ config::Config config_of(const Layout& layout) {
 }
 
 double step(StepRunner& runner, const config::Config& config) {
-  const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  StepTimers timers;
-  timers.start_step();
-  return runner.train_step(loader, timers).loss;
+  return test::run_until(runner, config, runner.state().step + 1)[0];
 }
 
 // Full parameters and moments, from the shards of all ranks.
