@@ -68,16 +68,14 @@ ExpertPermutation plan_permutation(Tape& tape, const Tensor& experts, const Tens
                                         .experts = o.experts,
                                         .capacity = o.capacity,
                                         .policy = o.policy,
-                                        .pad = o.pad_to_capacity,
-                                        .multiple = o.multiple};
-  CAPSTAN_ASSERT(
-      o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) && o.multiple >= 1 &&
-          (!probabilities.defined() || probabilities.elements() == shape.slots()),
-      "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
-          " experts, capacity " + std::to_string(o.capacity) + ", multiple " + std::to_string(o.multiple));
-  CAPSTAN_ASSERT(probabilities.defined() || o.capacity == 0 || o.policy != kernels::DropPolicy::probability,
+                                        .pad = o.pad_to_capacity};
+  CAPSTAN_ASSERT(o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) &&
+                     (!probabilities.defined() || probabilities.elements() == shape.slots()),
+                 "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
+                     " experts, capacity " + std::to_string(o.capacity));
+  CAPSTAN_ASSERT(probabilities.defined() || !shape.drops_by_probability(),
                  "plan_permutation: no probabilities by which slots are dropped");
-  const Packed sizes{1 + 2 * o.experts, shape.slots(), shape.rows()};
+  const Packed sizes{1 + o.experts, shape.slots(), shape.rows()};
   check_indices("plan_permutation", sizes);
   const auto parts = [&](const Tensor& all) {
     return unpack(all, sizes, shape.tokens, shape.topk, o.experts);
@@ -96,7 +94,7 @@ ExpertPermutation regroup_permutation(Tape& tape, const Tensor& counts, int64_t 
   CAPSTAN_ASSERT(counts.rank() == 2 && counts.is_contiguous(),
                  "regroup_permutation: counts " + counts.text());
   const int64_t ranks = counts.size(0), experts = counts.size(1);
-  const Packed sizes{1 + 2 * experts, rows, rows};
+  const Packed sizes{1 + experts, rows, rows};
   check_indices("regroup_permutation", sizes);
   return unpack(tape.choice([&] {
     Tensor all = Tensor::empty(device, {sizes.elements()}, DType::i64);
