@@ -46,8 +46,8 @@ endfunction()
 # capstan_module(NAME SOURCES … [USES …] [LIBRARIES …] [ONE_THREAD] [FUZZED] [COLD] [APART])
 #   One static library capstan_NAME from the sources of a module. USES names the modules that it uses,
 #   LIBRARIES what it takes from outside (private: no module leaks its libraries' headers). ONE_THREAD: it
-#   neither starts threads nor is used by several; the thread sanitizer has nothing to see there, and its
-#   build takes the objects of the release build from ccache. FUZZED: fuzz targets use it. COLD: no training
+#   neither starts threads nor is used by several, or the thread sanitizer cannot follow its stacks; the build
+#   of that sanitizer leaves the module as it is in the release build, whose objects ccache has. FUZZED: fuzz targets use it. COLD: no training
 #   step and no loading of data passes through it; less optimization saves a quarter of the time to compile.
 #   APART: its sources use the same names for what each of them has, and are compiled one by one.
 set(CAPSTAN_COLD_OPTIONS $<$<CONFIG:Release>:-O1>)

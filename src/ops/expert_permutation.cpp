@@ -25,7 +25,7 @@ ExpertPermutation new_permutation(Device& device, const char* operation, int64_t
           .topk = topk,
           .experts = experts,
           .rows = rows,
-          .numbers = Tensor::empty(device, {1 + 2 * experts}, DType::i64),
+          .numbers = Tensor::empty(device, {1 + experts}, DType::i64),
           .row_of_slot = Tensor::empty(device, {tokens * topk}, DType::i32),
           .slot_of_row = Tensor::empty(device, {rows}, DType::i32)};
 }
@@ -60,14 +60,12 @@ ExpertPermutation plan_permutation(Tape& tape, const Tensor& experts, const Tens
                                         .experts = o.experts,
                                         .capacity = o.capacity,
                                         .policy = o.policy,
-                                        .pad = o.pad_to_capacity,
-                                        .multiple = o.multiple};
-  CAPSTAN_ASSERT(
-      o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) && o.multiple >= 1 &&
-          (!probabilities.defined() || probabilities.elements() == shape.slots()),
-      "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
-          " experts, capacity " + std::to_string(o.capacity) + ", multiple " + std::to_string(o.multiple));
-  CAPSTAN_ASSERT(probabilities.defined() || o.capacity == 0 || o.policy != kernels::DropPolicy::probability,
+                                        .pad = o.pad_to_capacity};
+  CAPSTAN_ASSERT(o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) &&
+                     (!probabilities.defined() || probabilities.elements() == shape.slots()),
+                 "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
+                     " experts, capacity " + std::to_string(o.capacity));
+  CAPSTAN_ASSERT(probabilities.defined() || !shape.drops_by_probability(),
                  "plan_permutation: no probabilities by which slots are dropped");
   return tape.choice([&] {
     ExpertPermutation p =
