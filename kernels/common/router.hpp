@@ -24,21 +24,25 @@ CAPSTAN_HOST_DEVICE inline int64_t index_of_choice(uint64_t key) {
 // The largest logit, and the sum of e^(logit - largest).
 struct SoftmaxSums {
   float largest = 0, sum = 1;
+  CAPSTAN_HOST_DEVICE float log_sum_exp() const { return largest + std::log(sum); }
 };
 CAPSTAN_HOST_DEVICE inline float softmax_value(float logit, const SoftmaxSums& sums) {
   return std::exp(logit - sums.largest) / sums.sum;
 }
-CAPSTAN_HOST_DEVICE inline float logistic(float logit) {
+CAPSTAN_HOST_DEVICE inline float sigmoid(float logit) {
   return 1.0f / (1.0f + std::exp(-logit));
 }
 
-// Whether probabilities are the softmax over the chosen experts.
+// Whether scores are the softmax over all experts, or probabilities that over the chosen ones.
+CAPSTAN_HOST_DEVICE inline bool has_softmax_of_all(const RouterShape& r) {
+  return r.score == RouterScore::softmax && r.pre_softmax;
+}
 CAPSTAN_HOST_DEVICE inline bool has_softmax_of_chosen(const RouterShape& r) {
   return r.score == RouterScore::softmax && !r.pre_softmax;
 }
 
-// The chosen experts of one token. sums: those of all experts with pre_softmax; sum_chosen() sets them where
-// the softmax is over the chosen experts.
+// The chosen experts of one token. sums: of the softmax over all experts; sum_chosen() sets them where it is
+// over the chosen ones.
 struct ChosenExperts {
   RouterShape shape;
   const float* logits;
@@ -47,7 +51,7 @@ struct ChosenExperts {
 
   CAPSTAN_HOST_DEVICE float logit(int64_t k) const { return logits[experts[k]]; }
   CAPSTAN_HOST_DEVICE float score(int64_t k) const {
-    return shape.score == RouterScore::sigmoid ? logistic(logit(k)) : softmax_value(logit(k), sums);
+    return shape.score == RouterScore::sigmoid ? sigmoid(logit(k)) : softmax_value(logit(k), sums);
   }
   CAPSTAN_HOST_DEVICE void sum_chosen() {
     if (!has_softmax_of_chosen(shape)) return;
@@ -55,12 +59,14 @@ struct ChosenExperts {
     for (int64_t k = 1; k < shape.topk; ++k) sums.largest = std::fmax(sums.largest, logit(k));
     for (int64_t k = 0; k < shape.topk; ++k) sums.sum += std::exp(logit(k) - sums.largest);
   }
-  // Divides the scores.
-  CAPSTAN_HOST_DEVICE float divisor() const {
-    if (!shape.normalize || has_softmax_of_chosen(shape)) return 1;
-    float sum = kRouterEpsilon;
+  // Whether the scores are divided by their sum + kRouterEpsilon.
+  CAPSTAN_HOST_DEVICE bool normalizes() const { return shape.normalize && !has_softmax_of_chosen(shape); }
+  // Multiplies the scores.
+  CAPSTAN_HOST_DEVICE float factor() const {
+    if (!normalizes()) return shape.scaling_factor;
+    float sum = 0;
     for (int64_t k = 0; k < shape.topk; ++k) sum += score(k);
-    return sum;
+    return shape.scaling_factor / (sum + kRouterEpsilon);
   }
   // The derivatives by the scores are factor * (dprobabilities[k] - shift).
   struct ScoreGradient {
@@ -69,14 +75,16 @@ struct ChosenExperts {
     float product;
   };
   CAPSTAN_HOST_DEVICE ScoreGradient score_gradient(const float* dprobabilities) const {
-    const float by = divisor();
     float sum = 0, product = 0;
     for (int64_t k = 0; k < shape.topk; ++k) {
       const float s = score(k);
       sum += s, product += s * dprobabilities[k];
     }
-    ScoreGradient g{shape.scaling_factor / by, 0, 0};
-    if (shape.normalize && !has_softmax_of_chosen(shape)) g.shift = product / by;
+    ScoreGradient g{shape.scaling_factor, 0, 0};
+    if (normalizes()) {
+      const float by = sum + kRouterEpsilon;
+      g.factor /= by, g.shift = product / by;
+    }
     g.product = g.factor * (product - g.shift * sum);
     return g;
   }

@@ -46,7 +46,7 @@ kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) 
                                                  " of a group of " + std::to_string(size) + " experts");
     choices = o.group_topk * size;
   }
-  CAPSTAN_ASSERT(o.topk >= 1 && o.topk <= choices && o.topk <= kernels::kMaxTopk,
+  CAPSTAN_ASSERT(o.topk >= 1 && o.topk <= choices,
                  "router: " + std::to_string(o.topk) + " of " + std::to_string(choices) + " choices" + of);
   return shape;
 }
