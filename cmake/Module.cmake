@@ -54,10 +54,11 @@ endmacro()
 # capstan_module(NAME SOURCES … [USES …] [LIBRARIES …] [ONE_THREAD] [FUZZED] [COLD] [APART])
 #   One static library capstan_NAME from the sources of a module. USES names the modules that it uses,
 #   LIBRARIES what it takes from outside (private: no module leaks its libraries' headers). ONE_THREAD: it
-#   neither starts threads nor is used by several; the thread sanitizer has nothing to see there, and its
-#   build takes the objects of the release build from ccache. FUZZED: fuzz targets use it. COLD: no training
-#   step and no loading of data passes through it; less optimization saves a quarter of the time to compile.
-#   APART: its sources use the same names for what each of them has, and are compiled one by one.
+#   neither starts threads nor is used by several, or the thread sanitizer cannot follow its stacks; the
+#   build of that sanitizer compiles it as the release build does, whose objects ccache has. FUZZED: fuzz
+#   targets use it. COLD: no training step and no loading of data passes through it; less optimization saves
+#   a quarter of the time to compile. APART: its sources use the same names for what each of them has, and
+#   are compiled one by one.
 set(CAPSTAN_COLD_OPTIONS $<$<CONFIG:Release>:-O1>)
 function(capstan_module name)
   cmake_parse_arguments(MODULE "ONE_THREAD;FUZZED;COLD;APART" "" "SOURCES;USES;LIBRARIES" ${ARGN})
