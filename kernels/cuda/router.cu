@@ -65,6 +65,8 @@ __device__ void keep_best_groups(const RouterShape& r, const Shared<uint64_t>& k
     previous = warp_reduce(best, Min<uint64_t>());
     kept |= uint64_t{1} << index_of_choice(previous);
   }
+  // All lanes have read the keys.
+  sync_warp();
   for (int64_t e = lane_index(); e < r.experts; e += kWarp)
     if ((kept >> (e / size) & 1) == 0) keys[first + e] = kNoChoice;
   sync_warp();

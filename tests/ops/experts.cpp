@@ -263,7 +263,7 @@ TEST_CASE("a layer whose experts have a capacity: dropped slots have no output a
   const LayerShape l;
   const ops::RouterOptions o{.topk = 2};
   for (const auto policy : {kernels::DropPolicy::probability, kernels::DropPolicy::position})
-    for (const auto [pad, in_activation] : {std::pair(false, false), {true, false}, {true, true}}) {
+    for (const auto& [pad, in_activation] : {std::pair(false, false), {true, false}, {true, true}}) {
       const int64_t capacity = ops::expert_capacity(l.tokens, o.topk, l.experts, 0.75);
       CHECK(capacity == 3);  // 11 * 2 / 6 * 0.75 = 2.75
       const bool biased = !in_activation;
