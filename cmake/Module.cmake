@@ -14,12 +14,10 @@ endfunction()
 function(capstan_write_unity_files target)
   get_target_property(sources ${target} SOURCES)
   set(remaining "")
-  set(batch 0)
   set(count 0)
   foreach(source ${sources})
     cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} NORMALIZE OUTPUT_VARIABLE path)
-    cmake_path(IS_PREFIX PROJECT_BINARY_DIR ${path} generated)
-    set(alone ${generated})
+    cmake_path(IS_PREFIX PROJECT_BINARY_DIR ${path} alone)
     foreach(property SKIP_UNITY_BUILD_INCLUSION COMPILE_OPTIONS COMPILE_DEFINITIONS INCLUDE_DIRECTORIES)
       get_source_file_property(value ${source} ${property})
       if(value)
@@ -31,33 +29,28 @@ function(capstan_write_unity_files target)
       continue()
     endif()
     cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
-    string(APPEND includes "#include \"${path}\"\n")
+    math(EXPR batch "${count} / 8")
+    string(APPEND includes_${batch} "#include \"${path}\"\n")
     math(EXPR count "${count} + 1")
-    if(count EQUAL 8)
-      capstan_unity_file()
-    endif()
   endforeach()
-  if(count GREATER 0)
-    capstan_unity_file()
-  endif()
+  set(batch 0)
+  while(DEFINED includes_${batch})
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/unity/${target}_${batch}.cpp)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${includes_${batch}}" @ONLY)
+    list(APPEND remaining ${file})
+    math(EXPR batch "${batch} + 1")
+  endwhile()
   set_target_properties(${target} PROPERTIES SOURCES "${remaining}")
 endfunction()
-macro(capstan_unity_file)
-  set(file ${CMAKE_CURRENT_BINARY_DIR}/unity/${target}_${batch}.cpp)
-  file(CONFIGURE OUTPUT ${file} CONTENT "${includes}" @ONLY)
-  list(APPEND remaining ${file})
-  math(EXPR batch "${batch} + 1")
-  set(count 0)
-  set(includes "")
-endmacro()
 
 # capstan_module(NAME SOURCES … [USES …] [LIBRARIES …] [ONE_THREAD] [FUZZED] [COLD] [APART])
 #   One static library capstan_NAME from the sources of a module. USES names the modules that it uses,
 #   LIBRARIES what it takes from outside (private: no module leaks its libraries' headers). ONE_THREAD: it
-#   neither starts threads nor is used by several; the thread sanitizer has nothing to see there, and its
-#   build takes the objects of the release build from ccache. FUZZED: fuzz targets use it. COLD: no training
-#   step and no loading of data passes through it; less optimization saves a quarter of the time to compile.
-#   APART: its sources use the same names for what each of them has, and are compiled one by one.
+#   neither starts threads nor is used by several, or the thread sanitizer cannot follow its stacks; the
+#   build of that sanitizer compiles it as the release build does, whose objects ccache has. FUZZED: fuzz
+#   targets use it. COLD: no training step and no loading of data passes through it; less optimization saves
+#   a quarter of the time to compile. APART: its sources use the same names for what each of them has, and
+#   are compiled one by one.
 set(CAPSTAN_COLD_OPTIONS $<$<CONFIG:Release>:-O1>)
 function(capstan_module name)
   cmake_parse_arguments(MODULE "ONE_THREAD;FUZZED;COLD;APART" "" "SOURCES;USES;LIBRARIES" ${ARGN})
@@ -100,7 +93,7 @@ endfunction()
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
 #   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`),
 #   1 without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see
-#   one rank and the most, or with ONE_SANITIZED one rank alone. CPU_LEVELS makes the tests NAME_LEVEL, each
+#   one rank and the most, or with ONE_SANITIZED the fewest alone. CPU_LEVELS makes the tests NAME_LEVEL, each
 #   with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks is reported as skipped. TIMEOUT: seconds
 #   when the test has its processors for itself, without sanitizers. SERIAL: it measures time, nothing runs
 #   beside it. OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and
@@ -174,11 +167,12 @@ function(capstan_test name)
   list(LENGTH TEST_RANKS worlds)
   if(CAPSTAN_SANITIZE AND worlds GREATER 1)
     list(SORT TEST_RANKS COMPARE NATURAL)
-    list(GET TEST_RANKS -1 most)
     if(TEST_ONE_SANITIZED)
-      set(most 1)
+      list(GET TEST_RANKS 0 TEST_RANKS)
+    else()
+      list(GET TEST_RANKS -1 most)
+      list(FILTER TEST_RANKS INCLUDE REGEX "^(1|${most})$")
     endif()
-    list(FILTER TEST_RANKS INCLUDE REGEX "^(1|${most})$")
   endif()
   foreach(ranks ${TEST_RANKS})
     if(ranks EQUAL 1)

@@ -22,25 +22,32 @@ struct PermutationShape {
   DropPolicy policy = DropPolicy::probability;
   // Each expert has `capacity` rows.
   bool pad = false;
-  // The number of rows of each expert is a multiple.
-  int64_t multiple = 1;
 
   constexpr int64_t slots() const { return tokens * topk; }
   constexpr bool drops_by_probability() const { return capacity > 0 && policy == DropPolicy::probability; }
+  // Index of an expert among those with rows; -1: it has none.
+  constexpr int64_t index_of(int64_t expert) const {
+    return expert >= first && expert < first + experts ? expert - first : -1;
+  }
+  // How many of `count` slots of an expert are kept, and the rows that it has for them.
+  constexpr int64_t kept_of(int64_t count) const {
+    return capacity > 0 && count > capacity ? capacity : count;
+  }
+  constexpr int64_t rows_of(int64_t count) const { return pad ? capacity : kept_of(count); }
   // Upper bound of the number of rows. A token chooses an expert once at most.
   constexpr int64_t rows() const {
-    int64_t kept = tokens * std::min(topk, experts);
-    if (capacity > 0) kept = pad ? experts * capacity : std::min(kept, experts * capacity);
-    return multiple == 1 ? kept : kept + experts * (multiple - 1);
+    const int64_t most = tokens * std::min(topk, experts);
+    if (capacity <= 0) return most;
+    return pad ? experts * capacity : std::min(most, experts * capacity);
   }
 };
 
 // Rows that sum_rows adds to one another first, so that long sums stay exact.
 constexpr int64_t kSumRows = 512;
 
-// The result of `plan` and `regroup`. numbers i64 [1 + 2 * experts]: the number of rows, the rows of each
-// expert, and how many slots chose each expert (dropped ones included). row_of_slot i32 [slots]: -1 without a
-// row. slot_of_row i32 [rows()]: -1 for padding and beyond the number of rows.
+// The result of `plan` and `regroup`. numbers i64 [1 + experts]: the number of rows, and the rows of each
+// expert. row_of_slot i32 [slots]: -1 without a row. slot_of_row i32 [rows()]: -1 for padding and beyond the
+// number of rows.
 struct ExpertPermutation {
   // experts i32 [slots]. probabilities fp32 [slots]: where the policy needs them; else they may be null.
   void (*plan)(Context&, PermutationShape, const int32_t* experts, const float* probabilities,

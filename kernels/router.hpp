@@ -9,7 +9,7 @@ namespace capstan::kernels {
 enum class RouterScore : uint8_t { softmax, sigmoid };
 
 // Limits of the kernels' buffers.
-inline constexpr int64_t kMaxExperts = 1024, kMaxGroups = 64, kMaxTopk = 64;
+inline constexpr int64_t kMaxExperts = 1024, kMaxGroups = 64;
 
 // The score s[e] of expert e is the sigmoid of its logit; or with pre_softmax the softmax over all experts;
 // otherwise the logit. A token chooses the experts with the highest s[e] + bias[e], and of equal ones the

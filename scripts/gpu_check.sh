@@ -128,15 +128,16 @@ stage_bench() {
 }
 
 # A short run on one GPU; prints the last lines of its log, with tokens/s and memory.
-throughput() { # NAME RECIPE [OVERRIDES]
+short_run() { # NAME RECIPE [OVERRIDES]
   local name=$1
   shift
-  echo "== $name: capstan train $*"
+  echo "capstan train $*"
   rm -rf "$out/runs/$name"
   timeout 180 "$program" train "$@" train.device=cuda dataset=mock tokenizer=none train.train_iters=12 \
     logger.log_interval=4 validation.eval_interval=null checkpoint.save_interval=null \
     --run-dir "$out/runs/$name" 2>&1 | tail -n 12
 }
+throughput() { once "$1" short_run "$@" || status=1; }
 one_gpu=(dist.world_size=1 dist.tp=1 dist.cp=1 dist.pp=1 ddp=no_shard)
 # 14 bytes per parameter of state: 16-bit moments.
 small_moments=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16
@@ -144,14 +145,12 @@ small_moments=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dt
 stage_recipes() {
   local status=0 full=(llama3.1-8b "${one_gpu[@]}" "${small_moments[@]}" model.seq_length=4096
     train.micro_batch_size=1 train.global_batch_size=8 model.recompute_granularity=null)
-  once full-8b throughput full-8b "${full[@]}" || status=1
-  once full-8b-fp8 throughput full-8b-fp8 "${full[@]}" \
-    mixed_precision=bf16_with_fp8_current_scaling_mixed || status=1
-  once lora-8b throughput lora-8b lora model=llama3-8b peft.random_base=true \
-    checkpoint.pretrained_checkpoint=null "${one_gpu[@]}" model.seq_length=4096 \
-    train.micro_batch_size=1 train.global_batch_size=8 || status=1
-  once full-0.5b throughput full-0.5b qwen2.5-0.5b "${one_gpu[@]}" model.seq_length=1024 \
-    train.micro_batch_size=16 train.global_batch_size=64 || status=1
+  throughput full-8b "${full[@]}"
+  throughput full-8b-fp8 "${full[@]}" mixed_precision=bf16_with_fp8_current_scaling_mixed
+  throughput lora-8b lora model=llama3-8b peft.random_base=true checkpoint.pretrained_checkpoint=null \
+    "${one_gpu[@]}" model.seq_length=4096 train.micro_batch_size=1 train.global_batch_size=8
+  throughput full-0.5b qwen2.5-0.5b "${one_gpu[@]}" model.seq_length=1024 train.micro_batch_size=16 \
+    train.global_batch_size=64
   return "$status"
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "base/clock.hpp"
 #include "base/philox.hpp"
@@ -41,15 +42,17 @@ double shortest(Device& device, double seconds, Run&& run) {
   return best;
 }
 
+// Random bits from a linear congruential generator; the upper ones are better.
+uint32_t next_random(uint32_t& state) {
+  return state = state * 1664525u + 1013904223u;
+}
+
 // Values in [-1, 1): never measure on zeros, some machines are faster on them.
 Tensor noise(Device& device, int64_t n, DType dtype = DType::f32) {
   if (device.is_meta()) return Tensor::empty(device, {n}, dtype);
   std::vector<float> values(static_cast<size_t>(n));
   uint32_t state = 1;
-  for (float& v : values) {
-    state = state * 1664525u + 1013904223u;
-    v = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  }
+  for (float& v : values) v = static_cast<float>(static_cast<int32_t>(next_random(state))) * 0x1p-31f;
   Tensor wide = Tensor::from_host<float>(device, {n}, values);
   if (dtype == DType::f32) return wide;
   Tensor narrow = Tensor::empty(device, {n}, dtype);
@@ -331,16 +334,18 @@ class KernelBench {
     const std::string prefix = std::string(m.name) + " experts";
     constexpr int64_t kExperts = 8, kTopk = 2;
     const int64_t tokens = m.tokens(), rows = tokens * kTopk, inner = m.inner / 2;
-    if (!wanted_any(prefix)) return;
+    if (!any_wanted(prefix + ": ", {"plan", "permute", "unpermute", "grouped gemm forward",
+                                    "dense gemm of as many rows", "grouped gemm weight gradient"}))
+      return;
     std::vector<int32_t> random;
     for (uint32_t state = 1; static_cast<int64_t>(random.size()) < rows;) {
-      state = state * 1664525u + 1013904223u;
+      const uint32_t bits = next_random(state);
       // The smaller of two draws: lower experts have more tokens.
-      const auto first = static_cast<int32_t>(std::min(state >> 29, state >> 25 & 7u));
-      random.insert(random.end(), {first, static_cast<int32_t>((first + 1 + (state >> 20 & 3)) % kExperts)});
+      const auto first = static_cast<int32_t>(std::min(bits >> 29, bits >> 25 & 7u));
+      random.insert(random.end(), {first, static_cast<int32_t>((first + 1 + (bits >> 20 & 3)) % kExperts)});
     }
     const Tensor choices = Tensor::from_host<int32_t>(device_, {rows}, random), none,
-                 numbers = Tensor::zeros(device_, {1 + 2 * kExperts}, DType::i64),
+                 numbers = Tensor::zeros(device_, {1 + kExperts}, DType::i64),
                  row_of_slot = Tensor::zeros(device_, {rows}, DType::i32),
                  slot_of_row = Tensor::zeros(device_, {rows}, DType::i32);
     const PermutationShape shape{.tokens = tokens, .topk = kTopk, .experts = kExperts};
@@ -432,15 +437,13 @@ class KernelBench {
                    logits, rows, m.vocabulary, m.vocabulary, position, next);
           });
     }
-    if (!wanted(prefix + "embedding")) return;
+    if (!any_wanted(prefix + "embedding ", {"forward", "backward"})) return;
     const Tensor wte = noise(device_, m.vocabulary * m.width, activations_),
                  out_rows = noise(device_, n, activations_),
                  gradient = Tensor::zeros(device_, {m.vocabulary * m.width});
     std::vector<int32_t> random(static_cast<size_t>(tokens));
-    for (uint32_t state = 1; int32_t & id : random) {
-      state = state * 1664525u + 1013904223u;
-      id = static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(m.vocabulary));
-    }
+    for (uint32_t state = 1; int32_t & id : random)
+      id = static_cast<int32_t>((next_random(state) >> 8) % static_cast<uint32_t>(m.vocabulary));
     const Tensor ids = Tensor::from_host<int32_t>(device_, {tokens}, random);
     bound_by_memory(prefix + "embedding forward", 2 * bytes_ * n, [&] {
       launch(device_, device_.table().embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0,
@@ -517,15 +520,10 @@ class KernelBench {
 
  private:
   static constexpr float kOnes[] = {1, 1};
-  // Whether a kernel whose name begins so is wanted, before its arrays are made.
-  bool wanted(const std::string& prefix) const {
-    return options_.wanted(prefix + " forward") || options_.wanted(prefix + " backward");
-  }
-  bool wanted_any(const std::string& experts) const {
-    for (const char* kernel : {"plan", "permute", "unpermute", "grouped gemm forward",
-                               "dense gemm of as many rows", "grouped gemm weight gradient"})
-      if (options_.wanted(experts + ": " + kernel)) return true;
-    return false;
+  // Whether one of these kernels is wanted, before its arrays are made.
+  bool any_wanted(const std::string& prefix, std::initializer_list<const char*> kernels) const {
+    return std::any_of(kernels.begin(), kernels.end(),
+                       [&](const char* kernel) { return options_.wanted(prefix + kernel); });
   }
   template <class Run>
   void bound_by_memory(std::string name, int64_t bytes, Run&& run) {

@@ -56,10 +56,10 @@ struct KernelBenchOptions {
 };
 // The shapes of Llama 3 8B at 1 x 8192 tokens.
 inline constexpr const char* kLargeModel = "llama3-8b";
-// One row for each kernel that is wanted, at the shapes of a model: GPT-2 124M at 4 x 1024 tokens, the
-// `quickstart` recipe, and the large model. Causal attention counts half of the square.
+// One row for each wanted kernel at the shapes of each model: GPT-2 124M at 4 x 1024 tokens, the `quickstart`
+// recipe, and with `large_model` kLargeModel. Causal attention counts half of the square.
 std::vector<KernelRate> measure_kernels(Device& device, const KernelBenchOptions& options);
-// Names of the kernels that measure_kernels() and the GEMMs have, those of the large model included.
+// Names of all kernels of measure_kernels() and of all GEMMs of named_gemms(), kLargeModel included.
 std::vector<std::string> kernel_names();
 
 struct NamedGemm {

@@ -27,6 +27,7 @@ CAPSTAN_HOST_DEVICE inline int64_t index_of_choice(uint64_t key) {
 template <class T>
 struct SoftmaxSumsOf {
   T largest = 0, sum = 1;
+  CAPSTAN_HOST_DEVICE T log_sum_exp() const { return largest + std::log(sum); }
 };
 using SoftmaxSums = SoftmaxSumsOf<float>;
 template <class T>
@@ -34,17 +35,20 @@ CAPSTAN_HOST_DEVICE T softmax_value(T logit, const SoftmaxSumsOf<T>& sums) {
   return std::exp(logit - sums.largest) / sums.sum;
 }
 template <class T>
-CAPSTAN_HOST_DEVICE T logistic(T logit) {
+CAPSTAN_HOST_DEVICE T sigmoid(T logit) {
   return T{1} / (T{1} + std::exp(-logit));
 }
 
-// Whether probabilities are the softmax over the chosen experts.
+// Whether scores are the softmax over all experts, or probabilities that over the chosen ones.
+CAPSTAN_HOST_DEVICE inline bool has_softmax_of_all(const RouterShape& r) {
+  return r.score == RouterScore::softmax && r.pre_softmax;
+}
 CAPSTAN_HOST_DEVICE inline bool has_softmax_of_chosen(const RouterShape& r) {
   return r.score == RouterScore::softmax && !r.pre_softmax;
 }
 
-// The chosen experts of one token. sums: those of all experts with pre_softmax; sum_chosen() sets them where
-// the softmax is over the chosen experts.
+// The chosen experts of one token. sums: of the softmax over all experts; sum_chosen() sets them where it is
+// over the chosen ones.
 template <class T>
 struct ChosenExpertsOf {
   RouterShape shape;
@@ -54,7 +58,7 @@ struct ChosenExpertsOf {
 
   CAPSTAN_HOST_DEVICE T logit(int64_t k) const { return logits[experts[k]]; }
   CAPSTAN_HOST_DEVICE T score(int64_t k) const {
-    return shape.score == RouterScore::sigmoid ? logistic(logit(k)) : softmax_value(logit(k), sums);
+    return shape.score == RouterScore::sigmoid ? sigmoid(logit(k)) : softmax_value(logit(k), sums);
   }
   CAPSTAN_HOST_DEVICE void sum_chosen() {
     if (!has_softmax_of_chosen(shape)) return;
@@ -62,12 +66,14 @@ struct ChosenExpertsOf {
     for (int64_t k = 1; k < shape.topk; ++k) sums.largest = std::fmax(sums.largest, logit(k));
     for (int64_t k = 0; k < shape.topk; ++k) sums.sum += std::exp(logit(k) - sums.largest);
   }
-  // Divides the scores.
-  CAPSTAN_HOST_DEVICE T divisor() const {
-    if (!shape.normalize || has_softmax_of_chosen(shape)) return 1;
-    T sum = kRouterEpsilon;
+  // Whether the scores are divided by their sum + kRouterEpsilon.
+  CAPSTAN_HOST_DEVICE bool normalizes() const { return shape.normalize && !has_softmax_of_chosen(shape); }
+  // Multiplies the scores.
+  CAPSTAN_HOST_DEVICE T factor() const {
+    if (!normalizes()) return shape.scaling_factor;
+    T sum = 0;
     for (int64_t k = 0; k < shape.topk; ++k) sum += score(k);
-    return sum;
+    return shape.scaling_factor / (sum + kRouterEpsilon);
   }
   // The derivatives by the scores are factor * (dprobabilities[k] - shift).
   struct ScoreGradient {
@@ -76,14 +82,16 @@ struct ChosenExpertsOf {
     T product;
   };
   CAPSTAN_HOST_DEVICE ScoreGradient score_gradient(const float* dprobabilities) const {
-    const T by = divisor();
     T sum = 0, product = 0;
     for (int64_t k = 0; k < shape.topk; ++k) {
       const T s = score(k);
       sum += s, product += s * dprobabilities[k];
     }
-    ScoreGradient g{shape.scaling_factor / by, 0, 0};
-    if (shape.normalize && !has_softmax_of_chosen(shape)) g.shift = product / by;
+    ScoreGradient g{shape.scaling_factor, 0, 0};
+    if (normalizes()) {
+      const T by = sum + kRouterEpsilon;
+      g.factor /= by, g.shift = product / by;
+    }
     g.product = g.factor * (product - g.shift * sum);
     return g;
   }

@@ -184,35 +184,32 @@ void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_o
   });
 }
 
-void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
-             QuantizedOutput quantized) {
+// body(F{}) with the function of `kind`.
+template <class Body>
+HWY_INLINE void by_kind(ActivationKind kind, Body&& body) {
   switch (kind) {
     case ActivationKind::gelu:
-      return forward_as<Gelu>(c, gated, x, bias, y, rows, cols, quantized);
+      return body(Gelu());
     case ActivationKind::gelu_tanh:
-      return forward_as<GeluTanh>(c, gated, x, bias, y, rows, cols, quantized);
+      return body(GeluTanh());
     case ActivationKind::silu:
-      return forward_as<Silu>(c, gated, x, bias, y, rows, cols, quantized);
+      return body(Silu());
     case ActivationKind::relu:
-      return forward_as<Relu>(c, gated, x, bias, y, rows, cols, quantized);
+      return body(Relu());
     case ActivationKind::squared_relu:
-      return forward_as<SquaredRelu>(c, gated, x, bias, y, rows, cols, quantized);
+      return body(SquaredRelu());
   }
+}
+void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
+             QuantizedOutput quantized) {
+  by_kind(kind, [&](auto function) HWY_ATTR {
+    forward_as<decltype(function)>(c, gated, x, bias, y, rows, cols, quantized);
+  });
 }
 void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
               int64_t cols) {
-  switch (kind) {
-    case ActivationKind::gelu:
-      return backward_as<Gelu>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::gelu_tanh:
-      return backward_as<GeluTanh>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::silu:
-      return backward_as<Silu>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::relu:
-      return backward_as<Relu>(c, gated, dy, x, bias, dx, rows, cols);
-    case ActivationKind::squared_relu:
-      return backward_as<SquaredRelu>(c, gated, dy, x, bias, dx, rows, cols);
-  }
+  by_kind(kind, [&](auto function)
+                    HWY_ATTR { backward_as<decltype(function)>(c, gated, dy, x, bias, dx, rows, cols); });
 }
 
 // ---- experts
@@ -319,22 +316,6 @@ void expert_backward_as(Context& c, const ExpertActivation& e, In dy_in, In x_in
   });
 }
 
-// body(F{}) with the function of `kind`.
-template <class Body>
-HWY_INLINE void by_kind(ActivationKind kind, Body&& body) {
-  switch (kind) {
-    case ActivationKind::gelu:
-      return body(Gelu());
-    case ActivationKind::gelu_tanh:
-      return body(GeluTanh());
-    case ActivationKind::silu:
-      return body(Silu());
-    case ActivationKind::relu:
-      return body(Relu());
-    case ActivationKind::squared_relu:
-      return body(SquaredRelu());
-  }
-}
 void expert_forward(Context& c, ExpertActivation e, In x, const float* weights, const int64_t* rows_used,
                     Out y, int64_t rows, int64_t cols) {
   by_kind(e.kind, [&](auto function) HWY_ATTR {

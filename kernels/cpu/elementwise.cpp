@@ -301,8 +301,7 @@ void sum(Context& c, In x, int64_t n, double* out, bool accumulate) {
 
 void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, double* out, bool accumulate) {
   reduce(c, n, out, accumulate, [&](int64_t i, int64_t k, VF s) HWY_ATTR {
-    return k == kStep ? hn::MulAdd(load(x + i), load(weight + i), s)
-                      : hn::MulAdd(load_part(x + i, k), load_part(weight + i, k), s);
+    return hn::MulAdd(load_lanes(x + i, k), load_lanes(weight + i, k), s);
   });
 }
 

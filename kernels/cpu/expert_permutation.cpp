@@ -2,8 +2,7 @@
 // 2 e R C, the gradient of the weights 2 e R C; the plan reads and writes 4 bytes for each slot and row.
 #include "kernels/expert_permutation.hpp"
 
-#include <bit>
-
+#include "kernels/common/sort_key.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/targets.hpp"
@@ -18,10 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-// The next row and the end of the rows of each expert; then keys of the slots.
+// For each expert the number of slots that chose it, its next row and the end of its rows; then keys of the
+// slots.
+size_t keys_at(const PermutationShape& s) {
+  return WorkspaceSize::aligned(static_cast<size_t>(3 * s.experts) * sizeof(int64_t));
+}
 WorkspaceSize plan_workspace(PermutationShape s) {
-  const size_t bounds = WorkspaceSize::aligned(static_cast<size_t>(2 * s.experts) * sizeof(int64_t));
-  return {bounds + (s.drops_by_probability() ? static_cast<size_t>(s.slots()) * sizeof(uint64_t) : 0), 0};
+  return {keys_at(s) + (s.drops_by_probability() ? static_cast<size_t>(s.slots()) * sizeof(uint64_t) : 0), 0};
 }
 
 // Sets row_of_slot to -1 for the slots of each expert beyond its capacity. counts [experts]: the slots that
@@ -31,17 +33,14 @@ void drop_least(Context& c, const PermutationShape& s, const int32_t* experts, c
   for (int64_t e = 0, begin = 0; e < s.experts; begin += counts[e++]) end[e] = begin;
   for (int64_t slot = 0; slot < s.slots(); ++slot) {
     if (row_of_slot[slot] < 0) continue;
-    // Ascending keys are descending probabilities, which are not negative, then ascending slots.
-    keys[end[experts[slot] - s.first]++] =
-        static_cast<uint64_t>(~std::bit_cast<uint32_t>(probabilities[slot])) << 32 |
-        static_cast<uint64_t>(slot);
+    keys[end[experts[slot] - s.first]++] = sort_key(probabilities[slot], slot);
   }
   parallel_blocks(c, s.experts, 1, [&](int64_t first, int64_t last, int) {
     for (int64_t e = first; e < last; ++e) {
       if (counts[e] <= s.capacity) continue;
       uint64_t* const of_expert = keys + end[e] - counts[e];
       std::nth_element(of_expert, of_expert + s.capacity, of_expert + counts[e]);
-      for (int64_t i = s.capacity; i < counts[e]; ++i) row_of_slot[of_expert[i] & 0xFFFFFFFF] = -1;
+      for (int64_t i = s.capacity; i < counts[e]; ++i) row_of_slot[index_of_key(of_expert[i])] = -1;
     }
   });
 }
@@ -50,27 +49,22 @@ void plan(Context& c, PermutationShape s, const int32_t* experts, const float* p
           int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
   const WorkspaceParts workspace(c, plan_workspace(s));
   if (!workspace) return;
-  auto* next = workspace.shared<int64_t>();
-  int64_t* end = next + s.experts;
-  auto* keys = reinterpret_cast<uint64_t*>(
-      workspace.shared<std::byte>() +
-      WorkspaceSize::aligned(static_cast<size_t>(2 * s.experts) * sizeof(int64_t)));
-  int64_t *sizes = numbers + 1, *counts = sizes + s.experts;
+  auto* counts = workspace.shared<int64_t>();
+  int64_t *next = counts + s.experts, *end = next + s.experts;
+  auto* keys = reinterpret_cast<uint64_t*>(workspace.shared<std::byte>() + keys_at(s));
   std::fill(counts, counts + s.experts, 0);
   for (int64_t slot = 0; slot < s.slots(); ++slot) {
-    const int64_t e = experts[slot] - s.first;
-    const bool here = e >= 0 && e < s.experts;
-    row_of_slot[slot] = here ? 0 : -1;
-    if (here) ++counts[e];
+    const int64_t e = s.index_of(experts[slot]);
+    row_of_slot[slot] = e >= 0 ? 0 : -1;
+    if (e >= 0) ++counts[e];
   }
   if (s.drops_by_probability() && *std::max_element(counts, counts + s.experts) > s.capacity)
     drop_least(c, s, experts, probabilities, counts, end, keys, row_of_slot);
-  int64_t row = 0;
+  int64_t row = 0, *const sizes = numbers + 1;
   for (int64_t e = 0; e < s.experts; row += sizes[e++]) {
-    const int64_t kept = s.capacity > 0 ? std::min(counts[e], s.capacity) : counts[e];
-    sizes[e] = round_up(s.pad ? s.capacity : kept, s.multiple);
+    sizes[e] = s.rows_of(counts[e]);
     next[e] = row;
-    end[e] = row + kept;
+    end[e] = row + s.kept_of(counts[e]);
   }
   numbers[0] = row;
   std::fill(slot_of_row, slot_of_row + s.rows(), -1);
@@ -84,8 +78,6 @@ void plan(Context& c, PermutationShape s, const int32_t* experts, const float* p
 
 void regroup(Context&, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows, int64_t* numbers,
              int32_t* row_of_slot, int32_t* slot_of_row) {
-  std::fill(row_of_slot, row_of_slot + rows, -1);
-  std::fill(slot_of_row, slot_of_row + rows, -1);
   int64_t row = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t begin = row;
@@ -97,9 +89,12 @@ void regroup(Context&, const int64_t* counts, int64_t ranks, int64_t experts, in
         slot_of_row[row] = static_cast<int32_t>(slot);
       }
     }
-    numbers[1 + e] = numbers[1 + experts + e] = row - begin;
+    numbers[1 + e] = row - begin;
   }
   numbers[0] = row;
+  // As many slots as rows are in use.
+  std::fill(row_of_slot + row, row_of_slot + rows, -1);
+  std::fill(slot_of_row + row, slot_of_row + rows, -1);
 }
 
 void permute(Context& c, In x_in, const int32_t* slot_of_row, const float* weights, Out y_out, int64_t rows,
@@ -184,14 +179,14 @@ void sum_rows(Context& c, In x_in, const int64_t* sizes, int64_t experts, int64_
       for (int64_t i = begin; i < end; i += kStep) {
         const int64_t n = std::min(kStep, end - i);
         for (int64_t e = 0, first = 0; e < experts; first += sizes[e++]) {
-          VF sum = load_part(sums + e * cols + i, n);
+          VF sum = load_lanes(sums + e * cols + i, n);
           for (int64_t r = first; r < first + sizes[e]; r += kSumRows) {
             VF part = hn::Zero(DF());
             for (int64_t row = r; row < std::min(first + sizes[e], r + kSumRows); ++row)
-              part = hn::Add(part, x.part(row * cols + i, n));
+              part = hn::Add(part, x.lanes(row * cols + i, n));
             sum = hn::Add(sum, part);
           }
-          store_part(sum, sums + e * cols + i, n);
+          store_lanes(sum, sums + e * cols + i, n);
         }
       }
     });

@@ -454,7 +454,7 @@ void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& 
       for (int64_t first = 0; first < s.m; first += kEpilogueRows) {
         VF part = hn::Zero(DF());
         for (int64_t r = first; r < std::min(s.m, first + kEpilogueRows); ++r) {
-          const VF v = width == kStep ? y.at_without_prefetch(r * s.ldc + j) : y.part(r * s.ldc + j, width);
+          const VF v = y.lanes(r * s.ldc + j, width);
           part = hn::Add(part, v);
           largest = hn::Max(largest, hn::BitCast(di, hn::Abs(v)));
         }

@@ -7,9 +7,8 @@ enum class CpuLevel { sse4, avx2, avx512, amx };
 
 // The highest level that this processor and system support.
 CpuLevel best_cpu_level();
-// That level, or the lower one in the environment variable
-// CAPSTAN_CPU. Determined once. Throws ErrorCode::usage for an unknown name and for a level that this machine
-// lacks.
+// That level, or the one that the environment variable CAPSTAN_CPU names. Determined once. Throws
+// ErrorCode::usage for an unknown name and for a level that this machine lacks.
 CpuLevel cpu_level();
 
 inline bool runs(CpuLevel level) {

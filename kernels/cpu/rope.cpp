@@ -43,12 +43,8 @@ struct Angles {
   const float *cos, *sin;
   int64_t half;
   VF sign;
-  HWY_INLINE VF cosine(int64_t i, int64_t n) const {
-    return n == kStep ? load(cos + i) : load_part(cos + i, n);
-  }
-  HWY_INLINE VF sine(int64_t i, int64_t n) const {
-    return hn::Mul(sign, n == kStep ? load(sin + i) : load_part(sin + i, n));
-  }
+  HWY_INLINE VF cosine(int64_t i, int64_t n) const { return load_lanes(cos + i, n); }
+  HWY_INLINE VF sine(int64_t i, int64_t n) const { return hn::Mul(sign, load_lanes(sin + i, n)); }
 };
 
 template <class T>
@@ -141,12 +137,8 @@ struct Weights {
         beta(array_of<T>(b)),
         has_beta(static_cast<bool>(b)),
         offset(splat(gamma_offset)) {}
-  HWY_INLINE VF factor(int64_t i, int64_t n) const {
-    return hn::Add(n == kStep ? gamma.at_without_prefetch(i) : gamma.part(i, n), offset);
-  }
-  HWY_INLINE VF shift(int64_t i, int64_t n) const {
-    return n == kStep ? beta.at_without_prefetch(i) : beta.part(i, n);
-  }
+  HWY_INLINE VF factor(int64_t i, int64_t n) const { return hn::Add(gamma.lanes(i, n), offset); }
+  HWY_INLINE VF shift(int64_t i, int64_t n) const { return beta.lanes(i, n); }
 };
 
 template <class T>

@@ -71,7 +71,7 @@ HWY_INLINE float sigmoids(const float* x, int64_t n, ExpertValues& s) {
 HWY_INLINE void choice_scores(const RouterShape& r, const float* logits, const float* bias, ExpertValues& s) {
   if (r.score == RouterScore::sigmoid)
     sigmoids(logits, r.experts, s);
-  else if (r.pre_softmax)
+  else if (has_softmax_of_all(r))
     multiply(s, r.experts, 1.0f / exponentials(logits, r.experts, s).sum);
   else
     s.read(logits, r.experts, 0);
@@ -124,8 +124,7 @@ void choose(Context& c, RouterShape r, In typed_logits, const float* bias, int32
 HWY_INLINE ChosenExperts chosen_experts(const RouterShape& r, const float* logits, const int32_t* experts,
                                         int64_t token, ExpertValues& p) {
   ChosenExperts chosen{r, logits + token * r.experts, experts + token * r.topk, {}};
-  if (r.score == RouterScore::softmax && r.pre_softmax)
-    chosen.sums = exponentials(chosen.logits, r.experts, p);
+  if (has_softmax_of_all(r)) chosen.sums = exponentials(chosen.logits, r.experts, p);
   chosen.sum_chosen();
   return chosen;
 }
@@ -138,7 +137,7 @@ void probabilities(Context& c, RouterShape r, In typed_logits, const int32_t* ex
     ExpertValues p;
     for (int64_t t = begin; t < end; ++t) {
       const ChosenExperts chosen = chosen_experts(r, logits, experts, t, p);
-      const float factor = r.scaling_factor / chosen.divisor();
+      const float factor = chosen.factor();
       for (int64_t k = 0; k < r.topk; ++k) to[t * r.topk + k] = chosen.score(k) * factor;
     }
   });
@@ -156,7 +155,7 @@ void backward(Context& c, RouterShape r, In typed_logits, const int32_t* experts
       const float* d = dprobabilities + t * r.topk;
       const auto gradient = chosen.score_gradient(d);
       float* to = dlogits + t * r.experts;
-      if (r.score == RouterScore::softmax && r.pre_softmax) {
+      if (has_softmax_of_all(r)) {
         multiply(p, r.experts, -gradient.product / chosen.sums.sum);
         std::copy(p.v, p.v + r.experts, to);
       } else {
@@ -191,13 +190,8 @@ HWY_INLINE void balance_probabilities(const RouterLoss& l, const float* logits, 
 HWY_INLINE float dot(const ExpertValues& q, const float* counts, int64_t n) {
   VF sum = hn::Zero(DF());
   for (int64_t i = 0; i < n; i += kStep)
-    sum = hn::MulAdd(load(q.v + i), load_part(counts + i, std::min(kStep, n - i)), sum);
+    sum = hn::MulAdd(load(q.v + i), load_lanes(counts + i, std::min(kStep, n - i)), sum);
   return sum_lanes(sum);
-}
-HWY_INLINE float log_sum_exp(const float* logits, int64_t n, ExpertValues& p) {
-  const SoftmaxSums sums = exponentials(logits, n, p);
-  multiply(p, n, 1.0f / sums.sum);
-  return sums.largest + std::log(sums.sum);
 }
 
 void loss(Context& c, RouterLoss l, In typed_logits, const float* counts, float* values) {
@@ -209,7 +203,7 @@ void loss(Context& c, RouterLoss l, In typed_logits, const float* counts, float*
     for (int64_t t = begin; t < end; ++t) {
       const float* row = logits + t * l.experts;
       if (l.kind == RouterLoss::Kind::z) {
-        const float lse = log_sum_exp(row, l.experts, q);
+        const float lse = exponentials(row, l.experts, q).log_sum_exp();
         values[t] = l.factor * lse * lse;
       } else {
         balance_probabilities(l, row, q);
@@ -232,9 +226,9 @@ HWY_INLINE void balance_gradient(const RouterLoss& l, const float* logits, const
   for (int64_t i = 0; i < l.experts; i += kStep) {
     const int64_t n = std::min(kStep, l.experts - i);
     const VF s = load(q.v + i);
-    VF d = hn::Mul(hn::Mul(s, splat(scale * by)), hn::Sub(load_part(counts + i, n), splat(product)));
+    VF d = hn::Mul(hn::Mul(s, splat(scale * by)), hn::Sub(load_lanes(counts + i, n), splat(product)));
     if (l.score == RouterScore::sigmoid) d = hn::Mul(d, hn::Sub(splat(1.0f), s));
-    store_part(d, dlogits + i, n);
+    store_lanes(d, dlogits + i, n);
   }
 }
 
@@ -250,8 +244,9 @@ void loss_backward(Context& c, RouterLoss l, In typed_logits, const float* count
       const float* row = logits + t * l.experts;
       float* to = dlogits + t * l.experts;
       if (l.kind == RouterLoss::Kind::z) {
-        const float lse = log_sum_exp(row, l.experts, q);
-        multiply(q, l.experts, 2 * lse * scale);
+        const SoftmaxSums sums = exponentials(row, l.experts, q);
+        multiply(q, l.experts, 1.0f / sums.sum);
+        multiply(q, l.experts, 2 * sums.log_sum_exp() * scale);
         std::copy(q.v, q.v + l.experts, to);
       } else {
         balance_gradient(l, row, counts + segment_of(l.segments, t) * l.experts, scale, q, to);

@@ -74,7 +74,7 @@ void limit_groups(const RouterShape& r, double* scores, int32_t* indices) {
 
 Chosen chosen_experts(const RouterShape& r, const double* logits, const int32_t* experts, int64_t token) {
   Chosen chosen{r, logits + token * r.experts, experts + token * r.topk, {}};
-  if (r.score == RouterScore::softmax && r.pre_softmax) chosen.sums = sums_of(chosen.logits, r.experts);
+  if (has_softmax_of_all(r)) chosen.sums = sums_of(chosen.logits, r.experts);
   chosen.sum_chosen();
   return chosen;
 }
@@ -85,7 +85,7 @@ struct BalanceProbabilities {
 
   BalanceProbabilities(const RouterLoss& l, const double* logits) {
     if (l.score == RouterScore::sigmoid) {
-      for (int64_t e = 0; e < l.experts; ++e) sum += q[e] = logistic(logits[e]);
+      for (int64_t e = 0; e < l.experts; ++e) sum += q[e] = sigmoid(logits[e]);
       sum += kRouterEpsilon;
       for (int64_t e = 0; e < l.experts; ++e) q[e] /= sum;
     } else {
@@ -99,10 +99,6 @@ struct BalanceProbabilities {
     return product;
   }
 };
-
-double log_sum_exp(const Sums& sums) {
-  return sums.largest + std::log(sums.sum);
-}
 
 }  // namespace
 
@@ -127,10 +123,10 @@ void choose(Context& c, const RouterShape& r, const double* logits, const float*
   each_token(c, r.tokens, r.experts, [&](int64_t t) {
     const double* row = logits + t * r.experts;
     double scores[kMaxExperts];
-    const bool softmax = r.score == RouterScore::softmax && r.pre_softmax;
+    const bool softmax = has_softmax_of_all(r);
     const Sums sums = softmax ? sums_of(row, r.experts) : Sums{};
     for (int64_t e = 0; e < r.experts; ++e) {
-      scores[e] = r.score == RouterScore::sigmoid ? logistic(row[e])
+      scores[e] = r.score == RouterScore::sigmoid ? sigmoid(row[e])
                   : softmax                       ? softmax_value(row[e], sums)
                                                   : row[e];
       if (bias) scores[e] += bias[e];
@@ -146,7 +142,7 @@ void probabilities(Context& c, const RouterShape& r, const double* logits, const
                    float* to) {
   each_token(c, r.tokens, r.experts, [&](int64_t t) {
     const Chosen chosen = chosen_experts(r, logits, experts, t);
-    const double factor = r.scaling_factor / chosen.divisor();
+    const double factor = chosen.factor();
     for (int64_t k = 0; k < r.topk; ++k) to[t * r.topk + k] = static_cast<float>(chosen.score(k) * factor);
   });
 }
@@ -158,7 +154,7 @@ void backward(Context& c, const RouterShape& r, const double* logits, const int3
     const float* d = dprobabilities + t * r.topk;
     const auto gradient = chosen.score_gradient(d);
     float* to = dlogits + t * r.experts;
-    const bool all = r.score == RouterScore::softmax && r.pre_softmax;
+    const bool all = has_softmax_of_all(r);
     for (int64_t e = 0; e < r.experts; ++e)
       to[e] = all ? static_cast<float>(-softmax_value(chosen.logits[e], chosen.sums) * gradient.product) : 0;
     for (int64_t k = 0; k < r.topk; ++k)
@@ -171,7 +167,7 @@ void loss(Context& c, const RouterLoss& l, const double* logits, const float* co
     const double* row = logits + t * l.experts;
     double value;
     if (l.kind == RouterLoss::Kind::z) {
-      const double lse = log_sum_exp(sums_of(row, l.experts));
+      const double lse = sums_of(row, l.experts).log_sum_exp();
       value = lse * lse;
     } else {
       value = BalanceProbabilities(l, row).times(counts + segment_of(l.segments, t) * l.experts, l.experts);
@@ -189,7 +185,7 @@ void loss_backward(Context& c, const RouterLoss& l, const double* logits, const 
     float* to = dlogits + t * l.experts;
     if (l.kind == RouterLoss::Kind::z) {
       const Sums sums = sums_of(row, l.experts);
-      const double factor = 2 * log_sum_exp(sums) * scale;
+      const double factor = 2 * sums.log_sum_exp() * scale;
       for (int64_t e = 0; e < l.experts; ++e)
         to[e] = static_cast<float>(softmax_value(row[e], sums) * factor);
       return;
@@ -199,7 +195,7 @@ void loss_backward(Context& c, const RouterLoss& l, const double* logits, const 
     const double product = p.times(n, l.experts);
     for (int64_t e = 0; e < l.experts; ++e) {
       const double d = scale * p.q[e] * (n[e] - product);
-      to[e] = static_cast<float>(l.score == RouterScore::sigmoid ? d * (1 - logistic(row[e])) : d);
+      to[e] = static_cast<float>(l.score == RouterScore::sigmoid ? d * (1 - sigmoid(row[e])) : d);
     }
   });
 }

@@ -120,6 +120,15 @@ HWY_INLINE void store_part(VF v, T* p, int64_t n) {
   store(v, buffer);
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
+// The first n <= kLanes lanes.
+template <class T>
+HWY_INLINE VF load_lanes(const T* p, int64_t n) {
+  return n == kStep ? load(p) : load_part(p, n);
+}
+template <class T>
+HWY_INLINE void store_lanes(VF v, T* p, int64_t n) {
+  n == kStep ? store(v, p) : store_part(v, p, n);
+}
 
 // Prefetches the elements after p[0] in a row that is read from front to back, because the hardware
 // prefetcher is too slow for loops with some arithmetic and stops at page boundaries. Harmless beyond the
@@ -143,6 +152,8 @@ struct Array {
   HWY_INLINE VF at_without_prefetch(int64_t i) const { return load(p + i); }
   HWY_INLINE void fetch(int64_t i) const { hwy::Prefetch(p + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
+  // Without prefetching.
+  HWY_INLINE VF lanes(int64_t i, int64_t n) const { return load_lanes(p + i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }
   HWY_INLINE void put_part(int64_t i, VF v, int64_t n) const { store_part(v, p + i, n); }
 };
@@ -163,6 +174,7 @@ struct Array<Any> {
            : type == DType::bf16 ? load_part(of<bf16>(i), n)
                                  : load_part(of<f16>(i), n);
   }
+  HWY_INLINE VF lanes(int64_t i, int64_t n) const { return n == kStep ? at(i) : part(i, n); }
   HWY_INLINE void put(int64_t i, VF v) const {
     type == DType::f32    ? store(v, of<float>(i))
     : type == DType::bf16 ? store(v, of<bf16>(i))

@@ -256,10 +256,10 @@ __device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const K
   int range[2] = {-tiles, -1};
   for (int i = thread_index(); i < tiles; i += C::kThreads)
     if (attends_to_block<C::kKeys>(bounds_of(b, k, tiles, i), k)) {
-      range[0] = IntMax()(range[0], -i);
+      range[0] = Max<int>()(range[0], -i);
       range[1] = i;
     }
-  reduce_lanes(range, IntMax(), kWarp);
+  reduce_lanes(range, Max<int>(), kWarp);
   if (C::kWarps > 1) {
     if (lane_index() == 0) {
       of_warps[2 * warp_index()] = range[0];
@@ -267,8 +267,8 @@ __device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const K
     }
     sync_threads();
     for (int i = 0; i < C::kWarps; ++i) {
-      range[0] = IntMax()(range[0], of_warps[2 * i]);
-      range[1] = IntMax()(range[1], of_warps[2 * i + 1]);
+      range[0] = Max<int>()(range[0], of_warps[2 * i]);
+      range[1] = Max<int>()(range[1], of_warps[2 * i + 1]);
     }
   }
   return {-range[0], range[1]};

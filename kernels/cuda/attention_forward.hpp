@@ -36,8 +36,8 @@ struct ForwardTiles {
   // In shared memory: queries, then keys and values of each stage.
   static constexpr int kKeysAt = Queries::kSize;
   static constexpr size_t kSharedBytes = 16 * (size_t{Queries::kSize} + size_t{kStages} * 2 * Keys::kSize);
-  // A block of sm_86 and sm_89 may have 99 KiB, of which 1 KiB is left for small arrays. A multiprocessor of
-  // sm_90 has room for two such blocks, one of sm_80 for one.
+  // A block may have 99 KiB on sm_86 and sm_89, of which 1 KiB is left for small arrays. The shared memory of
+  // a multiprocessor holds one block of this size on sm_80 (164 KiB), two on sm_90 (228 KiB).
   static_assert(kSharedBytes <= size_t{98} << 10);
   static_assert(!kFew || kQueries == kFewQueries);
 };

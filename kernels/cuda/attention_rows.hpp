@@ -78,13 +78,10 @@ struct KeyBounds {
   // True if all queries attend to all keys [first, last).
   __device__ bool attends_to_all(int first, int last) const { return first >= max_begin && last <= min_end; }
 };
-struct IntMax {
-  __device__ int operator()(int a, int b) const { return a > b ? a : b; }
-};
 // Bounds over the queries of all lanes.
 __device__ __forceinline__ KeyBounds join_lanes(const KeyBounds& bounds, Location at = {}) {
   int v[4] = {-bounds.min_begin, bounds.max_begin, -bounds.min_end, bounds.max_end};
-  reduce_lanes(v, IntMax(), kWarp, at);
+  reduce_lanes(v, Max<int>(), kWarp, at);
   return {-v[0], v[1], -v[2], v[3]};
 }
 

@@ -35,9 +35,6 @@ void advance(Context& c, int32_t* past, int64_t tokens) {
 
 // ---- candidates: logits with their token ids, by sort_key
 
-struct SmallerKey {
-  __device__ SortKey operator()(SortKey a, SortKey b) const { return a < b ? a : b; }
-};
 // Smaller than the key of every finite logit.
 constexpr SortKey kNotFinite = 0;
 
@@ -61,10 +58,10 @@ __global__ void argmax_kernel(LogitRows logits, int32_t* tokens) {
     const auto group = logits.x.load(block_index() * logits.row_stride + i, logits.cols - i);
     for (int k = 0; k < kSize && i + k < logits.cols; ++k) {
       const bool finite = std::fabs(group[k]) < INFINITY;
-      first = SmallerKey()(finite ? sort_key(group[k], i + k) : kNotFinite, first);
+      first = Min<SortKey>()(finite ? sort_key(group[k], i + k) : kNotFinite, first);
     }
   }
-  first = block_reduce(first, kPaddingKey, SmallerKey());
+  first = block_reduce(first, kPaddingKey, Min<SortKey>());
   if (thread_index() == 0) tokens[block_index()] = first == kNotFinite ? -1 : token_id(first);
 }
 
@@ -181,7 +178,7 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
   SortKey found = kPaddingKey;
   for (int k = kSumEach - 1; k >= 0; --k)
     if (first + k < end && enough(sum_with(k))) found = static_cast<SortKey>(first + k);
-  found = block_reduce(found, kPaddingKey, SmallerKey());
+  found = block_reduce(found, kPaddingKey, Min<SortKey>());
   // Rounding may leave the sum of the tile below the limit; then its last candidate is taken.
   const int64_t candidate = found == kPaddingKey ? end - 1 : static_cast<int64_t>(found);
   if (candidate / kSumEach == first / kSumEach) sum_there[0] = sum_with(candidate % kSumEach);

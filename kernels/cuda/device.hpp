@@ -42,8 +42,14 @@ struct Sum {
   }
 };
 // NaN if one of them is.
+template <class T = float>
 struct Max {
-  __device__ float operator()(float a, float b) const { return a > b || a != a ? a : b; }
+  __device__ T operator()(T a, T b) const { return a > b || a != a ? a : b; }
+};
+// Of integers.
+template <class T>
+struct Min {
+  __device__ T operator()(T a, T b) const { return a < b ? a : b; }
 };
 
 template <class T>

@@ -3,6 +3,7 @@
 // every slot twice (from the cache). Dropping by probability sorts the slots.
 #include "kernels/expert_permutation.hpp"
 
+#include "kernels/common/sort_key.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/sort.hpp"
@@ -13,27 +14,21 @@ namespace {
 
 constexpr int kPlanThreads = 512;
 
-struct FillIndices {
-  int32_t* to;
-  int32_t value;
-  __device__ void operator()(int64_t i, int64_t) const { to[i] = value; }
-};
-
 // ---- dropping by probability: sorts keys (expert, descending probability, slot), of which no two are equal
 
-// Bits of a key: the expert's, 31 of the probability, and what is left for the slot.
+// Bits of a key: the expert's, which are never all set as in padding, 31 of the probability, and what is left
+// for the slot.
 struct KeyBits {
-  int probability = 31, slot;
+  static constexpr int kProbability = 31;
+  int slot;
   explicit KeyBits(int64_t experts)
-      : slot(64 - probability - std::bit_width(static_cast<uint64_t>(experts - 1))) {}
-  __device__ int expert_shift() const { return slot + probability; }
+      : slot(64 - kProbability - std::bit_width(static_cast<uint64_t>(experts))) {}
+  __device__ int expert_shift() const { return slot + kProbability; }
 };
 
-// The keys, and a byte for each slot: whether it is dropped.
 WorkspaceSize plan_workspace(PermutationShape s) {
   if (!s.drops_by_probability() || s.slots() <= 0) return {};
-  const size_t keys = WorkspaceSize::aligned(static_cast<size_t>(sorted_keys(s.slots())) * sizeof(SortKey));
-  return {keys + static_cast<size_t>(s.slots()), 0};
+  return {static_cast<size_t>(sorted_keys(s.slots())) * sizeof(SortKey), 0};
 }
 
 struct MakeSlotKeys {
@@ -42,17 +37,13 @@ struct MakeSlotKeys {
   const int32_t* experts;
   const float* probabilities;
   SortKey* keys;
-  uint8_t* dropped;
   __device__ void operator()(int64_t i, int64_t) const {
+    const int64_t e = i < s.slots() ? s.index_of(experts[i]) : -1;
     keys[i] = kPaddingKey;
-    if (i >= s.slots()) return;
-    dropped[i] = 0;
-    const int64_t e = experts[i] - s.first;
-    if (e < 0 || e >= s.experts) return;
-    // Probabilities are not negative.
-    const uint32_t falling = ~std::bit_cast<uint32_t>(probabilities[i]) & 0x7FFFFFFFu;
-    keys[i] = static_cast<SortKey>(e) << bits.expert_shift() | static_cast<SortKey>(falling) << bits.slot |
-              static_cast<SortKey>(i);
+    if (e < 0) return;
+    // Probabilities are not negative: the highest bit of their keys is 0.
+    const SortKey falling = sort_key(probabilities[i], 0) >> 32;
+    keys[i] = static_cast<SortKey>(e) << bits.expert_shift() | falling << bits.slot | static_cast<SortKey>(i);
   }
 };
 // A slot is dropped if `capacity` keys of the same expert come before it.
@@ -60,37 +51,28 @@ struct DropSlots {
   int64_t capacity;
   KeyBits bits;
   const SortKey* keys;
-  uint8_t* dropped;
+  int32_t* row_of_slot;
   __device__ void operator()(int64_t i, int64_t) const {
     const int shift = bits.expert_shift();
     if (keys[i] == kPaddingKey || i < capacity || keys[i - capacity] >> shift != keys[i] >> shift) return;
-    dropped[keys[i] & ((SortKey{1} << bits.slot) - 1)] = 1;
+    row_of_slot[keys[i] & ((SortKey{1} << bits.slot) - 1)] = -1;
   }
 };
 
-// ---- the plan
+// ---- the plan: a block for each expert
 
-// Slots as the blocks of the experts read them. dropped: null where no slot is dropped by probability.
-struct SlotsOfExperts {
-  PermutationShape s;
-  const int32_t* experts;
-  const uint8_t* dropped;
-  __device__ bool chose(int64_t slot, int64_t e) const {
-    return slot < s.slots() && experts[slot] == s.first + e;
-  }
-  __device__ bool kept(int64_t slot) const { return !dropped || dropped[slot] == 0; }
-};
-
-__global__ void plan_sizes_kernel(SlotsOfExperts x, int64_t* numbers) {
+// Writes the number of rows of each expert. row_of_slot: -1 where the expert has no rows, else 0.
+__global__ void plan_sizes_kernel(PermutationShape s, const int32_t* experts, int64_t* numbers,
+                                  int32_t* row_of_slot) {
   const int64_t e = block_index();
   int64_t count = 0;
-  for (int64_t slot = thread_index(); slot < x.s.slots(); slot += block_threads())
-    count += x.chose(slot, e) ? 1 : 0;
+  for (int64_t slot = thread_index(); slot < s.slots(); slot += block_threads()) {
+    const int64_t chosen = s.index_of(experts[slot]);
+    if (chosen == e) row_of_slot[slot] = 0, ++count;
+    if (chosen < 0 && e == 0) row_of_slot[slot] = -1;
+  }
   count = block_sum(count);
-  if (thread_index() != 0) return;
-  const int64_t kept = x.s.capacity > 0 && count > x.s.capacity ? x.s.capacity : count;
-  numbers[1 + e] = round_up(x.s.pad ? x.s.capacity : kept, x.s.multiple);
-  numbers[1 + x.s.experts + e] = count;
+  if (thread_index() == 0) numbers[1 + e] = s.rows_of(count);
 }
 
 // The sum of sizes[0, count); the same in all threads.
@@ -119,36 +101,35 @@ __device__ FlagCount count_flags(bool flag) {
   return count;
 }
 
-// A block gives the slots of its expert their rows, in the order of slots. The last block also sets the rows
-// beyond those in use.
-__global__ void plan_rows_kernel(SlotsOfExperts x, int64_t rows, int64_t* numbers, int32_t* row_of_slot,
-                                 int32_t* slot_of_row) {
+// A block gives the slots of its expert their rows, in the order of slots; row_of_slot is -1 for those that
+// are dropped by probability. The last block also sets the rows beyond those in use.
+__global__ void plan_rows_kernel(PermutationShape s, const int32_t* experts, int64_t* numbers,
+                                 int32_t* row_of_slot, int32_t* slot_of_row) {
   const int64_t e = block_index(), size = numbers[1 + e];
   const int64_t begin = sum_of_sizes(numbers + 1, e);
   int64_t placed = 0;
-  for (int64_t tile = 0; tile < x.s.slots(); tile += block_threads()) {
+  for (int64_t tile = 0; tile < s.slots(); tile += block_threads()) {
     const int64_t slot = tile + thread_index();
-    const bool mine = x.chose(slot, e) && x.kept(slot);
+    const bool mine = slot < s.slots() && experts[slot] == s.first + e && row_of_slot[slot] >= 0;
     const FlagCount count = count_flags(mine);
     const int64_t place = placed + count.before;
-    if (mine && (x.s.capacity <= 0 || place < x.s.capacity)) {
-      slot_of_row[begin + place] = static_cast<int32_t>(slot);
-      row_of_slot[slot] = static_cast<int32_t>(begin + place);
-    }
+    const bool kept = s.capacity <= 0 || place < s.capacity;
+    if (mine) row_of_slot[slot] = kept ? static_cast<int32_t>(begin + place) : -1;
+    if (mine && kept) slot_of_row[begin + place] = static_cast<int32_t>(slot);
     placed += count.all;
   }
-  if (x.s.capacity > 0 && placed > x.s.capacity) placed = x.s.capacity;
-  const bool last = e == x.s.experts - 1;
+  const bool last = e == s.experts - 1;
   if (last && thread_index() == 0) numbers[0] = begin + size;
-  const int64_t end = last ? rows : begin + size;
-  for (int64_t row = begin + placed + thread_index(); row < end; row += block_threads())
+  const int64_t end = last ? s.rows() : begin + size;
+  for (int64_t row = begin + s.kept_of(placed) + thread_index(); row < end; row += block_threads())
     slot_of_row[row] = -1;
 }
 
 void plan(Context& c, PermutationShape s, const int32_t* experts, const float* probabilities,
           int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
   const int64_t slots = s.slots();
-  SlotsOfExperts x{s, experts, nullptr};
+  const Grid grid{s.experts, threads_for(slots, 1, kPlanThreads)};
+  launch(c, grid, plan_sizes_kernel, s, experts, numbers, row_of_slot);
   if (const WorkspaceSize need = plan_workspace(s); need.shared > 0) {
     const KeyBits bits(s.experts);
     if (slots >= int64_t{1} << bits.slot)
@@ -156,17 +137,11 @@ void plan(Context& c, PermutationShape s, const int32_t* experts, const float* p
     auto* keys = workspace_of<SortKey>(c, need);
     if (!keys) return;
     const int64_t count = sorted_keys(slots);
-    auto* dropped = reinterpret_cast<uint8_t*>(keys) +
-                    WorkspaceSize::aligned(static_cast<size_t>(count) * sizeof(SortKey));
-    map<1>(c, count, MakeSlotKeys{s, bits, experts, probabilities, keys, dropped});
+    map<1>(c, count, MakeSlotKeys{s, bits, experts, probabilities, keys});
     sort_keys(c, keys, 1, count);
-    map<1>(c, count, DropSlots{s.capacity, bits, keys, dropped});
-    x.dropped = dropped;
+    map<1>(c, count, DropSlots{s.capacity, bits, keys, row_of_slot});
   }
-  map<1>(c, slots, FillIndices{row_of_slot, -1});
-  const int threads = threads_for(slots, 1, kPlanThreads);
-  launch(c, {s.experts, threads}, plan_sizes_kernel, x, numbers);
-  launch(c, {s.experts, threads}, plan_rows_kernel, x, s.rows(), numbers, row_of_slot, slot_of_row);
+  launch(c, grid, plan_rows_kernel, s, experts, numbers, row_of_slot, slot_of_row);
 }
 
 // ---- chunks of several ranks
@@ -175,8 +150,10 @@ struct Chunks {
   const int64_t* counts;
   int64_t ranks, experts;
 };
-// A block for each chunk, in the order of rows.
-__global__ void regroup_kernel(Chunks x, int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
+// A block for each chunk, in the order of rows. All blocks set what lies beyond the rows in use, of which
+// there are as many as slots.
+__global__ void regroup_kernel(Chunks x, int64_t most, int64_t* numbers, int32_t* row_of_slot,
+                               int32_t* slot_of_row) {
   const int64_t expert = block_index() / x.ranks, rank = block_index() % x.ranks;
   const int64_t own = rank * x.experts + expert, size = x.counts[own];
   int64_t slots = 0, rows = 0, all = 0, of_expert = 0;
@@ -192,16 +169,16 @@ __global__ void regroup_kernel(Chunks x, int64_t* numbers, int32_t* row_of_slot,
     row_of_slot[slots + i] = static_cast<int32_t>(rows + i);
     slot_of_row[rows + i] = static_cast<int32_t>(slots + i);
   }
+  for (int64_t i = all + global_thread(); i < most; i += x.ranks * x.experts * block_threads())
+    row_of_slot[i] = slot_of_row[i] = -1;
   if (thread_index() != 0 || rank != 0) return;
-  numbers[1 + expert] = numbers[1 + x.experts + expert] = of_expert;
+  numbers[1 + expert] = of_expert;
   if (expert == 0) numbers[0] = all;
 }
 void regroup(Context& c, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows,
              int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
-  map<1>(c, rows, FillIndices{row_of_slot, -1});
-  map<1>(c, rows, FillIndices{slot_of_row, -1});
-  launch(c, {ranks * experts, 128}, regroup_kernel, Chunks{counts, ranks, experts}, numbers, row_of_slot,
-         slot_of_row);
+  launch(c, {ranks * experts, 128}, regroup_kernel, Chunks{counts, ranks, experts}, rows, numbers,
+         row_of_slot, slot_of_row);
 }
 
 // ---- rows

@@ -10,8 +10,6 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
 
-// Largest number of floats of shared memory for the gradients of gamma; the rest is for reductions.
-constexpr int64_t kRowFloats = (int64_t{224} << 10) / static_cast<int64_t>(sizeof(float));
 // Largest number of partial rows of the gradients of gamma.
 constexpr int64_t kMaxGradientBlocks = 256;
 
@@ -225,10 +223,10 @@ void backward(Context& c, HeadNormShape s, In dy, In qkv, const float* squares, 
   if (s.rows <= 0) return;
   const bool gradients = dquery_gamma || dkey_gamma;
   const int64_t width = s.qkv.row();
-  if (gradients && width > kRowFloats)
-    return refuse(c,
-                  "the gradients of head norm weights of more than 57344 elements of packed QKV do not "
-                  "fit into shared memory");
+  // A block's sums of these gradients.
+  const size_t shared = gradients ? static_cast<size_t>(width) * sizeof(float) : 0;
+  if (shared > most_shared_bytes())
+    return refuse(c, "the gradients of head norm weights of such wide QKV do not fit into shared memory");
   auto* partials = gradients ? workspace_of<float>(c, backward_workspace(s, true)) : nullptr;
   if (gradients && !partials) return;
   // Without weight gradients each row has its own block.
@@ -246,7 +244,6 @@ void backward(Context& c, HeadNormShape s, In dy, In qkv, const float* squares, 
                                 s.counts_keys,
                                 gamma_of(s, query_gamma, key_gamma),
                                 partials};
-    const size_t shared = gradients ? static_cast<size_t>(width) * sizeof(float) : 0;
     launch(c, {blocks, threads_for(width, kGroup<T>), shared}, head_norm_backward_kernel<T>, b);
   });
   if (gradients)

@@ -107,7 +107,7 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
         group = f.y.load(at + i, cols - i);
       else
         for (int k = 0; k < kSize; ++k) group[k] = to_float(from_float<T>(group[k]));
-      largest = MaxBits()(largest_of_values<kSize>(group.v), largest);
+      largest = Max<uint32_t>()(largest_of_values<kSize>(group.v), largest);
       if (second.rows.to.codes) encode_row<Second::kCodes, kSize>(second.rows, block_index(), i, group.v);
     }
   }

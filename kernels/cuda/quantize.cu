@@ -65,9 +65,9 @@ __global__ void delayed_scale_kernel(const StepControl* control, float* amax, fl
     const float value = !moves ? 0.0f : at == 0 ? newest : own[at - 1];
     sync_threads();
     if (moves) own[at] = value;
-    largest = MaxBits()(magnitude_bits(value), largest);
+    largest = Max<uint32_t>()(magnitude_bits(value), largest);
   }
-  largest = block_reduce(largest, uint32_t{0}, MaxBits());
+  largest = block_reduce(largest, uint32_t{0}, Max<uint32_t>());
   if (!first) return;
   const float most = d.maximum ? std::bit_cast<float>(largest) : newest;
   const float format_max = i % 3 == 2 ? d.gradient_format_max : d.format_max;

@@ -19,10 +19,6 @@ static_assert(kRun == kHadamard);
 // Order of block scales that the GEMMs of this device read.
 inline constexpr ScaleOrder kScaleOrder = ScaleOrder::tensor_core;
 
-struct MaxBits {
-  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
-};
-
 // Codes and scales of the rows of a matrix, or of the rows of its transpose, with `cols` elements each. The
 // layout of the scales, and with it the bits of codes (4 for block_1x16), is known at compile time.
 struct EncodedRows {
@@ -103,7 +99,7 @@ __device__ void encode_nibbles(const EncodedRows& e, int64_t row, int64_t col, c
 template <int kCount>
 __device__ uint32_t largest_of_values(const float* values) {
   uint32_t largest = 0;
-  for (int k = 0; k < kCount; ++k) largest = MaxBits()(magnitude_bits(values[k]), largest);
+  for (int k = 0; k < kCount; ++k) largest = Max<uint32_t>()(magnitude_bits(values[k]), largest);
   return largest;
 }
 
@@ -117,7 +113,7 @@ __device__ void encode_row(const EncodedRows& e, int64_t row, int64_t col, const
   // The block is unused if the tensor has one scale.
   constexpr int kBlock = kBlocks ? static_cast<int>(block_of(kLayout)) : kCount;
   if (kBlocks && !several_rows)
-    amax = warp_reduce(largest_of_values<kCount>(values), MaxBits(), kBlock / kCount, at);
+    amax = warp_reduce(largest_of_values<kCount>(values), Max<uint32_t>(), kBlock / kCount, at);
   if (row >= e.rows || col >= e.cols) return;
   QuantizeFormat format = e.format;
   format.layout = kLayout;
@@ -137,7 +133,7 @@ __device__ void encode_row(const EncodedRows& e, int64_t row, int64_t col, const
 
 // *amax = the maximum of it and `largest` of all threads of the block.
 __device__ inline void record_maximum(uint32_t largest, float* amax, Location at = {}) {
-  largest = block_reduce(largest, uint32_t{0}, MaxBits(), at);
+  largest = block_reduce(largest, uint32_t{0}, Max<uint32_t>(), at);
   if (thread_index() == 0) atomic_max(reinterpret_cast<uint32_t*>(amax), largest);
 }
 
@@ -213,7 +209,7 @@ __device__ void find_block_maxima(const QuantizeTile<T>& tile, uint32_t largest,
   static_assert(kQuantizeThreads == 4 * (kQuantizeTileSize / kRun) * (kQuantizeTileSize / kRun));
   const int block = thread_index() / 4, quarter = thread_index() % 4;
   if constexpr (kLayout == ScaleLayout::block_128x128) {
-    largest = block_reduce(largest, uint32_t{0}, MaxBits());
+    largest = block_reduce(largest, uint32_t{0}, Max<uint32_t>());
   } else {
     sync_threads();
     const int row = block / (kQuantizeTileSize / kRun) * kRun + quarter * (kRun / 4),
@@ -222,9 +218,9 @@ __device__ void find_block_maxima(const QuantizeTile<T>& tile, uint32_t largest,
     // Lanes begin in different columns, which lie in different banks.
     for (int i = 0; i < kRun * kRun / 4; ++i) {
       const float value = tile.element(row + i / kRun, col + (i + thread_index()) % kRun);
-      largest = MaxBits()(magnitude_bits(value), largest);
+      largest = Max<uint32_t>()(magnitude_bits(value), largest);
     }
-    largest = warp_reduce(largest, MaxBits(), 4);
+    largest = warp_reduce(largest, Max<uint32_t>(), 4);
   }
   if (quarter == 0) maxima[block] = largest;
   sync_threads();
@@ -245,7 +241,7 @@ __device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, co
   const int64_t rows = task.rows.rows, cols = task.rows.cols;
   uint32_t largest = 0;
   const auto count = [&](const Group<kSize>& group) {
-    largest = MaxBits()(largest_of_values<kSize>(group.v), largest);
+    largest = Max<uint32_t>()(largest_of_values<kSize>(group.v), largest);
   };
   if constexpr (Source::kCopies)
     if (source.has_vectors() && tile.first_row + kQuantizeTileSize <= rows &&
@@ -295,7 +291,7 @@ __device__ uint32_t encode_columns_of_tile(const QuantizeTile<T>& tile, const En
     for (int k = 0; k < kRun; ++k) values[k] = tile.element(row + k, col);
     // A shorter run at the end stays as it is.
     if (columns.format.hadamard && first + kRun <= columns.cols) hadamard_transform(values);
-    largest = MaxBits()(largest_of_values<kRun>(values), largest);
+    largest = Max<uint32_t>()(largest_of_values<kRun>(values), largest);
     if (!columns.to.codes) continue;
     const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
     encode_row<kLayout, kRun>(columns, tile.first_col + col, first, values, several_rows, amax);

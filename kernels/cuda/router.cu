@@ -29,87 +29,79 @@ __device__ SoftmaxSums softmax_sums(const float* logits, int64_t n) {
   return {largest, warp_sum(sum)};
 }
 
-struct EarlierChoice {
-  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a < b ? a : b; }
-};
 constexpr uint64_t kNoChoice = ~uint64_t{0};
 
-// The scores of one token by which a warp chooses its experts.
-struct ChoiceScores {
-  Shared<float> scores;
-  int64_t first;
-  // Bits of the groups of `size` experts that may be chosen.
-  uint64_t allowed;
-  int64_t size;
-
-  // The first choice after `previous` among experts [begin, end); previous 0: the first of all.
-  __device__ uint64_t next(uint64_t previous, int64_t begin, int64_t end) const {
-    uint64_t best = kNoChoice;
-    for (int64_t e = begin + lane_index(); e < end; e += kWarp) {
-      if ((allowed >> (e / size) & 1) == 0) continue;
-      const uint64_t key = choice_key(scores[first + e], e);
-      if (key > previous && key < best) best = key;
-    }
-    return warp_reduce(best, EarlierChoice());
+// The first choice after `previous` among keys [begin, end) of a warp; previous 0: the first of all.
+__device__ uint64_t next_choice(const Shared<uint64_t>& keys, int64_t begin, int64_t end, uint64_t previous) {
+  uint64_t best = kNoChoice;
+  for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
+    const uint64_t key = keys[i];
+    if (key > previous && key < best) best = key;
   }
-};
+  return warp_reduce(best, Min<uint64_t>());
+}
 
-// The groups with the highest sums of their best scores, a bit for each; the same in all lanes.
-__device__ uint64_t allowed_groups(const RouterShape& r, const ChoiceScores& all) {
+// Leaves of the keys of a token, from keys[first] on, those in the groups with the highest sums of their best
+// scores.
+__device__ void keep_best_groups(const RouterShape& r, const Shared<uint64_t>& keys, int64_t first) {
+  const int64_t size = r.experts / r.groups;
   // Keys of groups lane and lane + kWarp.
-  uint64_t keys[kMaxGroups / kWarp] = {kNoChoice, kNoChoice};
+  uint64_t of_groups[kMaxGroups / kWarp] = {kNoChoice, kNoChoice};
   for (int64_t g = 0; g < r.groups; ++g) {
+    const int64_t begin = first + g * size;
     float sum = 0;
     uint64_t key = 0;
     for (int64_t i = 0; i < r.group_best; ++i) {
-      key = all.next(key, g * all.size, (g + 1) * all.size);
+      key = next_choice(keys, begin, begin + size, key);
       sum += number_of_key(key);
     }
-    if (g % kWarp == lane_index()) keys[g / kWarp] = choice_key(sum, g);
+    if (g % kWarp == lane_index()) of_groups[g / kWarp] = choice_key(sum, g);
   }
-  uint64_t allowed = 0, previous = 0;
+  uint64_t kept = 0, previous = 0;
   for (int64_t i = 0; i < r.group_topk; ++i) {
     uint64_t best = kNoChoice;
-    for (const uint64_t key : keys)
+    for (const uint64_t key : of_groups)
       if (key > previous && key < best) best = key;
-    previous = warp_reduce(best, EarlierChoice());
-    allowed |= uint64_t{1} << index_of_choice(previous);
+    previous = warp_reduce(best, Min<uint64_t>());
+    kept |= uint64_t{1} << index_of_choice(previous);
   }
-  return allowed;
+  // All lanes have read the keys.
+  sync_warp();
+  for (int64_t e = lane_index(); e < r.experts; e += kWarp)
+    if ((kept >> (e / size) & 1) == 0) keys[first + e] = kNoChoice;
+  sync_warp();
 }
 
 __global__ void choose_kernel(RouterShape r, const float* logits, const float* bias, int32_t* experts) {
-  CAPSTAN_DYNAMIC_SHARED(float, scores);
+  CAPSTAN_DYNAMIC_SHARED(uint64_t, keys);
   const int64_t token = token_of_warp(), first = warp_index() * r.experts;
   if (token >= r.tokens) return;
   const float* row = logits + token * r.experts;
   SoftmaxSums sums;
-  const bool softmax = r.score == RouterScore::softmax && r.pre_softmax;
-  if (softmax) sums = softmax_sums(row, r.experts);
+  if (has_softmax_of_all(r)) sums = softmax_sums(row, r.experts);
   for (int64_t e = lane_index(); e < r.experts; e += kWarp) {
-    const float score = r.score == RouterScore::sigmoid ? logistic(row[e])
-                        : softmax                       ? softmax_value(row[e], sums)
+    const float score = r.score == RouterScore::sigmoid ? sigmoid(row[e])
+                        : has_softmax_of_all(r)         ? softmax_value(row[e], sums)
                                                         : row[e];
-    scores[first + e] = bias ? score + bias[e] : score;
+    keys[first + e] = choice_key(bias ? score + bias[e] : score, e);
   }
   sync_warp();
-  ChoiceScores choices{scores, first, kNoChoice, r.experts / r.groups};
-  if (r.groups > 1) choices.allowed = allowed_groups(r, choices);
+  if (r.groups > 1) keep_best_groups(r, keys, first);
   uint64_t key = 0;
   for (int64_t k = 0; k < r.topk; ++k) {
-    key = choices.next(key, 0, r.experts);
+    key = next_choice(keys, first, first + r.experts, key);
     if (lane_index() == 0) experts[token * r.topk + k] = static_cast<int32_t>(index_of_choice(key));
   }
 }
 void choose(Context& c, RouterShape r, In logits, const float* bias, int32_t* experts) {
-  launch(c, router_grid(r.tokens, sizeof(float) * static_cast<size_t>(kRouterWarps * r.experts)),
+  launch(c, router_grid(r.tokens, sizeof(uint64_t) * static_cast<size_t>(kRouterWarps * r.experts)),
          choose_kernel, r, logits.as<float>(), bias, experts);
 }
 
 __device__ ChosenExperts chosen_experts(const RouterShape& r, const float* logits, const int32_t* experts,
                                         int64_t token) {
   ChosenExperts chosen{r, logits + token * r.experts, experts + token * r.topk, {}};
-  if (r.score == RouterScore::softmax && r.pre_softmax) chosen.sums = softmax_sums(chosen.logits, r.experts);
+  if (has_softmax_of_all(r)) chosen.sums = softmax_sums(chosen.logits, r.experts);
   chosen.sum_chosen();
   return chosen;
 }
@@ -118,7 +110,7 @@ __global__ void probabilities_kernel(RouterShape r, const float* logits, const i
   const int64_t token = token_of_warp();
   if (token >= r.tokens) return;
   const ChosenExperts chosen = chosen_experts(r, logits, experts, token);
-  const float factor = r.scaling_factor / chosen.divisor();
+  const float factor = chosen.factor();
   for (int64_t k = lane_index(); k < r.topk; k += kWarp) to[token * r.topk + k] = chosen.score(k) * factor;
 }
 void probabilities(Context& c, RouterShape r, In logits, const int32_t* experts, float* to) {
@@ -133,7 +125,7 @@ __global__ void router_backward_kernel(RouterShape r, const float* logits, const
   const float* d = dprobabilities + token * r.topk;
   const auto gradient = chosen.score_gradient(d);
   float* to = dlogits + token * r.experts;
-  const bool all = r.score == RouterScore::softmax && r.pre_softmax;
+  const bool all = has_softmax_of_all(r);
   for (int64_t e = lane_index(); e < r.experts; e += kWarp)
     to[e] = all ? -softmax_value(chosen.logits[e], chosen.sums) * gradient.product : 0.0f;
   // The chosen ones are written again.
@@ -174,14 +166,14 @@ struct BalanceProbabilities {
   float inverse;
 
   __device__ float value(int64_t e) const {
-    return score == RouterScore::sigmoid ? logistic(logits[e]) : std::exp(logits[e] - sums.largest);
+    return score == RouterScore::sigmoid ? sigmoid(logits[e]) : std::exp(logits[e] - sums.largest);
   }
 };
 __device__ BalanceProbabilities balance_probabilities(const RouterLoss& l, const float* logits) {
   BalanceProbabilities q{l.score, logits, {}, 0};
   if (l.score == RouterScore::sigmoid) {
     float sum = 0;
-    for (int64_t e = lane_index(); e < l.experts; e += kWarp) sum += logistic(logits[e]);
+    for (int64_t e = lane_index(); e < l.experts; e += kWarp) sum += sigmoid(logits[e]);
     q.inverse = 1.0f / (warp_sum(sum) + kRouterEpsilon);
   } else {
     q.sums = softmax_sums(logits, l.experts);
@@ -201,8 +193,7 @@ __global__ void router_loss_kernel(RouterLoss l, const float* logits, const floa
   const float* row = logits + token * l.experts;
   float value;
   if (l.kind == RouterLoss::Kind::z) {
-    const SoftmaxSums sums = softmax_sums(row, l.experts);
-    const float lse = sums.largest + std::log(sums.sum);
+    const float lse = softmax_sums(row, l.experts).log_sum_exp();
     value = lse * lse;
   } else {
     value = dot(balance_probabilities(l, row), counts + segment_of(l.segments, token) * l.experts, l.experts);
@@ -222,7 +213,7 @@ __global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, c
   const float scale = l.factor * gradient[0];
   if (l.kind == RouterLoss::Kind::z) {
     const SoftmaxSums sums = softmax_sums(row, l.experts);
-    const float factor = 2 * (sums.largest + std::log(sums.sum)) * scale;
+    const float factor = 2 * sums.log_sum_exp() * scale;
     for (int64_t e = lane_index(); e < l.experts; e += kWarp) to[e] = softmax_value(row[e], sums) * factor;
     return;
   }

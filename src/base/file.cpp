@@ -88,11 +88,8 @@ std::string_view special_file_kind(int descriptor) {
 
 std::string_view special_file_kind(const fs::path& path) {
   // Opens no device and waits for no pipe.
-  const int fd = ::open(path.c_str(), O_PATH | O_CLOEXEC);
-  if (fd < 0) return {};
-  const std::string_view kind = special_file_kind(fd);
-  ::close(fd);
-  return kind;
+  const FileDescriptor file(::open(path.c_str(), O_PATH | O_CLOEXEC));
+  return file.get() < 0 ? std::string_view() : special_file_kind(file.get());
 }
 
 void require_stored_file(int descriptor, const fs::path& path) {

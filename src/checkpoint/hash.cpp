@@ -5,7 +5,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 
 #include "base/file.hpp"
@@ -75,21 +74,17 @@ std::string hash_of(std::string_view text) {
 
 FileHash hash_file(const std::filesystem::path& path, int64_t block_bytes) {
   // O_NOFOLLOW, O_NONBLOCK: follow no links, and do not block on a pipe without a writer.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0 && errno == ENOENT) fail_not_found("file", path.string());
-  if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (file.get() < 0 && errno == ENOENT) fail_not_found("file", path.string());
+  if (file.get() < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
   Hasher hasher(block_bytes);
   std::vector<std::byte> buffer(size_t{1} << 18);
-  int error = 0;
-  while (true) {
-    const ssize_t got = ::read(fd, buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) error = errno;
-    if (got <= 0) break;
-    hasher.update(std::span(buffer).first(static_cast<size_t>(got)));
+  while (const ssize_t got = ::read(file.get(), buffer.data(), buffer.size())) {
+    if (got > 0)
+      hasher.update(std::span(buffer).first(static_cast<size_t>(got)));
+    else if (errno != EINTR)
+      fail(ErrorCode::io, "cannot read `" + path.string() + "`: " + system_error_text(errno));
   }
-  ::close(fd);
-  if (error) fail(ErrorCode::io, "cannot read `" + path.string() + "`: " + system_error_text(error));
   return hasher.finish();
 }
 

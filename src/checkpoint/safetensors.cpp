@@ -330,7 +330,8 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   auto& entries = header.entries;
   for (auto& e : entries) {
     check_entry(e, file + ": tensor " + in_quotes(e.name) + ": ");
-    e.dtype = dtype_from_name(e.dtype_name);
+    // Codes of 8 bits are read as they are.
+    e.dtype = e.dtype_name == "F8_E4M3" ? DType::f8e4m3 : dtype_from_name(e.dtype_name);
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -381,8 +382,8 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
 void SafetensorsFile::copy_region(const SafetensorsEntry& entry, const Region& region,
                                   const Region& source_region, const Region& target_region, std::byte* target,
                                   DType target_type) const {
-  copy_mapped_region(map_, bytes(entry), region, source_region, entry.dtype.value_or(target_type),
-                     target_region, target, target_type);
+  copy_mapped_region(map_, bytes(entry), region, source_region, entry.dtype.value(), target_region, target,
+                     target_type);
 }
 
 ByteSource source_of(std::span<const std::byte> bytes) {

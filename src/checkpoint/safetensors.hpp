@@ -60,7 +60,7 @@ class SafetensorsFile {
   const SafetensorsEntry& at(std::string_view name) const;
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
   // copy_region() from the entry, which holds the region `source_region`, in bounded chunks whose pages do
-  // not stay resident. An entry without a DType is copied as it is, to a type of the same size.
+  // not stay resident. The entry has a DType.
   void copy_region(const SafetensorsEntry& entry, const Region& region, const Region& source_region,
                    const Region& target_region, std::byte* target, DType target_type) const;
 

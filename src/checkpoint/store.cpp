@@ -1,7 +1,6 @@
 #include "checkpoint/store.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "base/missing.hpp"
 #include "base/text.hpp"

@@ -1,7 +1,6 @@
 #include "checkpoint/writer.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "base/checked.hpp"

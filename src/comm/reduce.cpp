@@ -125,7 +125,7 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
 // Every rank's values, in rank order: [ranks x elements].
 static Tensor gather_parts(Communicator& group, const Tensor& values) {
   CategoryScope scope(MemoryCategory::workspace);
-  const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
+  Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
   group.channel().start(TransferBatch().all_gather(values, all)).wait();
   return all;
 }

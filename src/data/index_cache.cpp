@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "data/random_file.hpp"
 
 namespace capstan::data {
@@ -61,10 +62,7 @@ IndexCache::IndexCache(std::filesystem::path directory) : directory_(std::move(d
 
 std::filesystem::path IndexCache::file_of(std::string_view key) const {
   const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
-  std::string name;
-  for (const uint64_t word : {hash.high64, hash.low64})
-    for (int shift = 60; shift >= 0; shift -= 4) name += "0123456789abcdef"[word >> shift & 15];
-  return directory_ / (name + ".index");
+  return directory_ / (hex(hash.high64) + hex(hash.low64) + ".index");
 }
 
 bool IndexCache::load(std::string_view key, std::initializer_list<std::span<std::byte>> arrays) const {

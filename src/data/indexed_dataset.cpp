@@ -11,6 +11,7 @@
 #include "base/cursor.hpp"
 #include "base/error.hpp"
 #include "base/missing.hpp"
+#include "base/text.hpp"
 
 namespace capstan::data {
 
@@ -337,10 +338,7 @@ std::string IndexedDataset::index_hash() const {
   }
   const XXH128_hash_t hash = XXH3_128bits_digest(state);
   XXH3_freeState(state);
-  std::string digits;
-  for (const uint64_t word : {hash.high64, hash.low64})
-    for (int shift = 60; shift >= 0; shift -= 4) digits += "0123456789abcdef"[word >> shift & 15];
-  return digits;
+  return hex(hash.high64) + hex(hash.low64);
 }
 
 void IndexedDataset::visit_blocks(int64_t most, FunctionRef<bool(std::span<const int32_t>)> visit) const {

@@ -53,7 +53,7 @@ std::string SftSamples::location(int64_t sample) const {
 
 namespace {
 
-// Of short tokens a batch takes about ten times as much memory once it is encoded.
+// A batch of short tokens takes about ten times as much memory once it is encoded.
 constexpr int64_t kBatchBytes = 1 << 20;
 constexpr int64_t kTileRecords = 2;
 constexpr size_t kMaxReports = 20;

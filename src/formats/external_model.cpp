@@ -17,12 +17,8 @@ namespace capstan::formats {
 
 namespace fs = std::filesystem;
 
-bool is_external(std::string_view name) {
-  return config::is_external_model("model", name);
-}
-
 std::unique_ptr<ExternalModel> ExternalModel::open(const std::string& name) {
-  CAPSTAN_ASSERT(is_external(name), "the name of another program's model");
+  CAPSTAN_ASSERT(config::is_external_model("model", name), "the name of another program's model");
   const auto [scheme, path] = config::split_scheme(name);
   if (path.empty()) fail(ErrorCode::usage, "`" + name + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
   return scheme == "hf:" ? open_hf(name, std::string(path)) : open_gguf(name, std::string(path));

@@ -18,9 +18,6 @@
 
 namespace capstan::formats {
 
-// Whether the name begins with hf: or gguf:.
-bool is_external(std::string_view name);
-
 class ExternalModel {
  public:
   // Opens a model and reads everything except the weights' bytes. Throws ErrorCode::not_found, ::format, or

@@ -78,6 +78,9 @@ template <class T>
 T of_class(const ConfigJson& json, const char* key, std::optional<T> otherwise, T off) {
   return otherwise && json.missing(key) ? *otherwise : off;
 }
+// Erases `head_dim` where it is what the Transformers class computes without it.
+void omit_implied_head_dim(const config::ModelConfig& model, OrderedJson& json);
+
 // Reads `sliding_window`; returns nullopt for null.
 std::optional<int64_t> read_window(ConfigJson& json, std::optional<int64_t> of_the_class);
 

@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "formats/gguf_vocabulary.hpp"
 #include "text/tokenizer/bpe_json.hpp"
+#include "text/tokenizer/text_pieces.hpp"
 
 namespace capstan::formats {
 
@@ -127,7 +128,7 @@ text::BpeJson sentencepiece_bpe(const GgufMetadata& metadata, const std::vector<
     fail(ErrorCode::format, file + ": `tokenizer.ggml.scores` is missing or of another length than `tokens`");
   for (auto& [left, right] : merges_of_scores(tokens, scores->reals, types))
     bpe.merges.push_back({left, right});
-  const std::string blank(kBlank);
+  const std::string blank(text::kMetaspace);
   OrderedJson steps = Json::array();
   if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
     steps.push_back({{"type", "Prepend"}, {"prepend", blank}});

@@ -12,6 +12,7 @@
 #include "formats/gguf_vocabulary.hpp"
 #include "text/chat/generation_tags.hpp"
 #include "text/tokenizer/sentencepiece_model.hpp"
+#include "text/tokenizer/text_pieces.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::formats {
@@ -121,9 +122,10 @@ bool read_blanks(ConfigJson& top) {
   bool replaced = false, before = false;
   for (ConfigJson& step : steps_of(top, "normalizer", "normalizers")) {
     const std::string type = step.text("type");
-    if (type == "Prepend" && step.text("prepend") == kBlank)
+    if (type == "Prepend" && step.text("prepend") == text::kMetaspace)
       before = true;
-    else if (type == "Replace" && pattern_of(step, "String") == " " && step.text("content") == kBlank)
+    else if (type == "Replace" && pattern_of(step, "String") == " " &&
+             step.text("content") == text::kMetaspace)
       replaced = true;
     else
       unsupported("the " + type + " of its `normalizer` is none of llama.cpp's");
@@ -132,7 +134,7 @@ bool read_blanks(ConfigJson& top) {
     const std::string type = step.text("type");
     // Gemma's step splits at spaces, of which none is left.
     if (type == "Split" && replaced && pattern_of(step, "String") == " ") continue;
-    if (type != "Metaspace" || step.text("replacement") != kBlank || step.boolean("split", true))
+    if (type != "Metaspace" || step.text("replacement") != text::kMetaspace || step.boolean("split", true))
       unsupported("the " + type + " of its `pre_tokenizer` is none of llama.cpp's");
     // Older files have this key.
     const bool added = step.boolean("add_prefix_space", true);
@@ -255,7 +257,8 @@ void check_sentencepiece(const text::SentencePieceModel& model) {
         if (joins.count(piece.text.substr(0, at)) && joins.count(piece.text.substr(at)))
           refuse("the unused piece " + in_quotes(piece.text) + " is made of two others");
     // User-defined pieces are found before spaces become ▁.
-    if (piece.kind == text::PieceKind::user_defined && piece.text.find(kBlank) != std::string_view::npos)
+    if (piece.kind == text::PieceKind::user_defined &&
+        piece.text.find(text::kMetaspace) != std::string_view::npos)
       refuse("the user-defined piece " + in_quotes(piece.text) + " holds a blank");
   }
 }

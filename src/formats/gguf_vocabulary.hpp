@@ -30,7 +30,4 @@ inline constexpr std::array kPreTokenizers = {PreTokenizer{"llama-bpe", &text::k
                                               PreTokenizer{"llama3", &text::kLlama3Pattern, false, true},
                                               PreTokenizer{"llama-v3", &text::kLlama3Pattern, false, true}};
 
-// SentencePiece's replacement for a space.
-inline constexpr std::string_view kBlank = "\u2581";
-
 }  // namespace capstan::formats

@@ -1,7 +1,6 @@
 #include "formats/hf_directory.hpp"
 
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include "base/error.hpp"
@@ -17,23 +16,23 @@ namespace fs = std::filesystem;
 using checkpoint::SafetensorsFile;
 
 std::span<const std::string_view> asset_files() {
-  static constexpr std::array<std::string_view, 17> kFiles = {kConfigFile,
-                                                              "generation_config.json",
-                                                              "tokenizer.json",
-                                                              "tokenizer_config.json",
-                                                              "special_tokens_map.json",
-                                                              "added_tokens.json",
-                                                              "vocab.json",
-                                                              "merges.txt",
-                                                              "vocab.txt",
-                                                              "tokenizer.model",
-                                                              "spiece.model",
-                                                              "sentencepiece.bpe.model",
-                                                              "chat_template.jinja",
-                                                              "chat_template.json",
-                                                              kIndexFile,
-                                                              "LICENSE",
-                                                              kNamesFile};
+  static constexpr std::string_view kFiles[] = {kConfigFile,
+                                                "generation_config.json",
+                                                "tokenizer.json",
+                                                "tokenizer_config.json",
+                                                "special_tokens_map.json",
+                                                "added_tokens.json",
+                                                "vocab.json",
+                                                "merges.txt",
+                                                "vocab.txt",
+                                                "tokenizer.model",
+                                                "spiece.model",
+                                                "sentencepiece.bpe.model",
+                                                "chat_template.jinja",
+                                                "chat_template.json",
+                                                kIndexFile,
+                                                "LICENSE",
+                                                kNamesFile};
   return kFiles;
 }
 
@@ -152,8 +151,8 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
 void HfDirectory::add(const SafetensorsFile& file) {
   for (const auto& entry : file.entries()) {
     HfTensor stored;
-    // Tensors of unsupported types are allowed and never read, but codes are (fp8_weights.hpp).
-    stored.dtype = entry.dtype_name == "F8_E4M3" ? DType::f8e4m3 : entry.dtype.value_or(DType::u8);
+    // A tensor of an unsupported type is allowed and never read.
+    stored.dtype = entry.dtype.value_or(DType::u8);
     stored.shape = entry.shape;
     stored.file = &file;
     stored.entry = &entry;
@@ -190,8 +189,7 @@ std::span<const std::byte> HfDirectory::bytes(std::string_view name) const {
 
 void HfDirectory::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
   const HfTensor& tensor = entry(name);
-  const bool as_it_is = tensor.dtype == DType::f8e4m3 && dtype == tensor.dtype;
-  if (!as_it_is && (!tensor.entry->dtype || !can_convert(tensor.dtype, dtype)))
+  if (!tensor.entry->dtype || !can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported,
          description() + ": the tensor " + in_quotes(name) + " is " + tensor.entry->dtype_name +
              " and cannot be read as " + std::string(name_of(dtype)),

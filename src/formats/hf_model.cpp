@@ -80,7 +80,7 @@ class HfModelFiles final : public ExternalModel {
   }
 
   HfDirectory directory_;
-  // Those of the directory, dequantized.
+  // The directory's tensors, dequantized.
   Fp8Weights tensors_;
   const Family* family_ = nullptr;
 };

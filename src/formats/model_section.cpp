@@ -1,7 +1,6 @@
 #include "formats/model_section.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "config/core/emit.hpp"
@@ -27,39 +26,39 @@ void fill_in(ModelConfig& model) {
 
 namespace {
 
-constexpr std::array<std::string_view, 33> kOfTraining = {"seq_length",
-                                                          "make_vocab_size_divisible_by",
-                                                          "padded_vocab_size",
-                                                          "hidden_dropout",
-                                                          "attention_dropout",
-                                                          "init_method_std",
-                                                          "embedding_init_method_std",
-                                                          "recompute_granularity",
-                                                          "recompute_method",
-                                                          "recompute_num_layers",
-                                                          "recompute_modules",
-                                                          "distribute_saved_activations",
-                                                          "cpu_offloading",
-                                                          "cpu_offloading_num_layers",
-                                                          "attention_softmax_in_fp32",
-                                                          "fp32_residual_connection",
-                                                          "moe_router_dtype",
-                                                          "moe_router_bias_update_rate",
-                                                          "moe_router_load_balancing_type",
-                                                          "moe_aux_loss_coeff",
-                                                          "moe_z_loss_coeff",
-                                                          "moe_input_jitter_eps",
-                                                          "moe_expert_capacity_factor",
-                                                          "moe_pad_expert_input_to_capacity",
-                                                          "moe_token_drop_policy",
-                                                          "moe_token_dispatcher_type",
-                                                          "moe_grouped_gemm",
-                                                          "moe_permute_fusion",
-                                                          "moe_shared_expert_overlap",
-                                                          "mtp_loss_scaling_factor",
-                                                          "add_bias_linear",
-                                                          "add_qkv_bias",
-                                                          "apply_residual_connection_post_layernorm"};
+constexpr std::string_view kOfTraining[] = {"seq_length",
+                                            "make_vocab_size_divisible_by",
+                                            "padded_vocab_size",
+                                            "hidden_dropout",
+                                            "attention_dropout",
+                                            "init_method_std",
+                                            "embedding_init_method_std",
+                                            "recompute_granularity",
+                                            "recompute_method",
+                                            "recompute_num_layers",
+                                            "recompute_modules",
+                                            "distribute_saved_activations",
+                                            "cpu_offloading",
+                                            "cpu_offloading_num_layers",
+                                            "attention_softmax_in_fp32",
+                                            "fp32_residual_connection",
+                                            "moe_router_dtype",
+                                            "moe_router_bias_update_rate",
+                                            "moe_router_load_balancing_type",
+                                            "moe_aux_loss_coeff",
+                                            "moe_z_loss_coeff",
+                                            "moe_input_jitter_eps",
+                                            "moe_expert_capacity_factor",
+                                            "moe_pad_expert_input_to_capacity",
+                                            "moe_token_drop_policy",
+                                            "moe_token_dispatcher_type",
+                                            "moe_grouped_gemm",
+                                            "moe_permute_fusion",
+                                            "moe_shared_expert_overlap",
+                                            "mtp_loss_scaling_factor",
+                                            "add_bias_linear",
+                                            "add_qkv_bias",
+                                            "apply_residual_connection_post_layernorm"};
 
 bool alike(const Value& a, const Value& b) {
   if (a.kind == Value::Kind::real && b.kind == Value::Kind::real)
@@ -70,7 +69,7 @@ bool alike(const Value& a, const Value& b) {
 }
 
 bool counts(const FieldInfo& field, const config::Config& holder) {
-  if (std::find(kOfTraining.begin(), kOfTraining.end(), field.name) != kOfTraining.end()) return false;
+  if (std::ranges::find(kOfTraining, field.name) != std::end(kOfTraining)) return false;
   return std::all_of(field.used_when.begin(), field.used_when.end(),
                      [&](const auto& condition) { return condition.holds(&holder); });
 }

@@ -286,7 +286,7 @@ void optimizer(Reader& r) {
 }
 
 // Chooses the preset; returns whether it computes in 16 bits.
-bool choose_half(Reader& r) {
+bool choose_16_bit(Reader& r) {
   for (const char* key : {"bf16", "bfloat16"}) {
     const auto value = r.text(key);
     if (value && (*value == "auto" || *value == "full" || truth(*value) == true)) {
@@ -304,9 +304,9 @@ bool choose_half(Reader& r) {
 }
 
 void precision(Reader& r) {
-  const bool half = choose_half(r);
-  if (!half) r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
-  take_tf32(r, !half);
+  const bool in_16_bits = choose_16_bit(r);
+  if (!in_16_bits) r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
+  take_tf32(r, !in_16_bits);
 }
 
 void sharding(Reader& r) {

@@ -1,8 +1,6 @@
 // Imports the datasets of an Axolotl YAML: files, record format, loss mask and packing.
-#include <algorithm>
 #include <set>
 
-#include "base/text.hpp"
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"

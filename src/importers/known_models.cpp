@@ -1,7 +1,5 @@
 #include "importers/known_models.hpp"
 
-#include <algorithm>
-
 #include "base/text.hpp"
 #include "config/core/library.hpp"
 #include "importers/draft.hpp"

@@ -1,8 +1,6 @@
 // Imports a command line of Megatron-LM's pretrain_gpt.py, alone or in a shell script, with current and
 // retired options.
 #include <algorithm>
-#include <filesystem>
-#include <iterator>
 #include <set>
 
 #include "base/error.hpp"

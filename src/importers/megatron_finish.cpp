@@ -6,7 +6,6 @@
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/known_models.hpp"
-#include "importers/reasons.hpp"
 
 namespace capstan::importers {
 
@@ -93,9 +92,9 @@ void precision(Reader& r) {
     return;
   }
   if (r.is_true("--bf16")) {
-    const bool half = r.is_true("--grad-reduce-in-bf16");
-    r.choose("mixed_precision", half ? "bf16_mixed_bf16_reduce" : "bf16_mixed",
-             half ? "--grad-reduce-in-bf16" : "--bf16");
+    const bool reduce_bf16 = r.is_true("--grad-reduce-in-bf16");
+    r.choose("mixed_precision", reduce_bf16 ? "bf16_mixed_bf16_reduce" : "bf16_mixed",
+             reduce_bf16 ? "--grad-reduce-in-bf16" : "--bf16");
     if (reduce_fp32)
       r.omit("--accumulate-allreduce-grads-in-fp32", "", OmissionReason::no_effect, "implied by --bf16");
     return;

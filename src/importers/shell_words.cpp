@@ -6,7 +6,6 @@
 #include <set>
 #include <utility>
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "importers/shell_blocks.hpp"
 #include "importers/shell_condition.hpp"

@@ -1,6 +1,5 @@
 // Imports a torchtune YAML. Components are matched by name and never loaded.
 #include "base/checked.hpp"
-#include "base/text.hpp"
 #include "importers/batch.hpp"
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"

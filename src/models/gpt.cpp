@@ -36,8 +36,7 @@ void refuse_unsupported(const ModelConfig& c) {
   std::vector<std::string> found;
   for (const auto& feature : config::missing_features(config::schema(), &recipe))
     if (feature.path.starts_with("model.")) found.push_back(feature.path + " (" + feature.reason + ")");
-  if (c.num_moe_experts && c.moe_shared_expert_intermediate_size &&
-      c.add_mlp_bias.value_or(c.add_bias_linear))
+  if (c.num_moe_experts && c.moe_shared_expert_intermediate_size && config::has_mlp_biases(c))
     found.push_back("model.add_mlp_bias (a shared expert with biases)");
   if (!found.empty())
     fail(ErrorCode::unsupported, "this version cannot run a model with " + join(found, ", "),
@@ -319,7 +318,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   m.hidden = hidden_;
   m.ffn = resolved(c.ffn_hidden_size, "ffn_hidden_size");
   m.gated = c.gated_linear_unit;
-  m.bias = c.add_mlp_bias.value_or(c.add_bias_linear);
+  m.bias = config::has_mlp_biases(c);
   m.activation = activation_of(c.activation_func);
   m.init = init;
   m.output_init = output_init;

@@ -23,26 +23,7 @@ Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
   return {Init::Kind::zeros};
 }
 
-// The parallel state of a linear layer's output, or of an adapter's update.
-enum class OutputState : uint8_t { replicated, columns, partial_sum };
-
-OutputState state_of(const ParamSpec& a, const ParamSpec& b) {
-  const DimSharding* const inputs = a.sharding.over(ShardingAxis::tensor);
-  if (inputs && inputs->dim == 1) return OutputState::partial_sum;
-  return b.sharding.over(ShardingAxis::tensor) ? OutputState::columns : OutputState::replicated;
-}
-OutputState state_of(LinearSharding sharding) {
-  if (sharding == LinearSharding::row) return OutputState::partial_sum;
-  return sharding == LinearSharding::column ? OutputState::columns : OutputState::replicated;
-}
-
 }  // namespace
-
-void Adapter::check_state(const ParamSpec& a, const ParamSpec& b) const {
-  CAPSTAN_ASSERT(
-      parallel_.is_single() || state_of(a, b) == state_of(sharding_),
-      "the update of `" + a.name + "` is sharded otherwise than the output of `" + weight_.name() + "`");
-}
 
 Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight,
                  LinearSharding sharding, const std::vector<OutputSlice>& slices)
@@ -90,7 +71,12 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
       b.partial_over_tensor = !parallel_.is_single();
       break;
   }
-  check_state(a, b);
+  // The update is in the parallel state of the output to which it is added: a partial sum where A is sharded
+  // (over its inputs), some of the columns where B is.
+  CAPSTAN_ASSERT(
+      parallel_.is_single() || (a.sharding.over_tensor_ranks() == (sharding_ == LinearSharding::row) &&
+                                b.sharding.over_tensor_ranks() == (sharding_ == LinearSharding::column)),
+      "the update of `" + a.name + "` is sharded otherwise than the output of `" + weight_.name() + "`");
   const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
   branches_.push_back({&first, &parameters.add(std::move(b)), slice.segments, dropout_sequence});

@@ -69,8 +69,6 @@ class Adapter {
     const Parameter* magnitude = nullptr;
   };
   void add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice);
-  // The update has to be in the parallel state of the layer's output.
-  void check_state(const ParamSpec& a, const ParamSpec& b) const;
   const AdapterOptions* options_;
   const Parameter& weight_;
   ops::TensorParallel parallel_;

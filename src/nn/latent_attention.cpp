@@ -10,9 +10,9 @@ Linear::Options replicated(int64_t in, int64_t out, const Init& init) {
 Linear::Options over_heads(int64_t in, int64_t out, const Init& init) {
   return {.in = in, .out = out, .init = init, .sharding = LinearSharding::column};
 }
-int64_t qk_dim(const Attention::Options& o, const LatentAttention::Sizes& s) {
+int64_t rope_dim(const Attention::Options& o) {
   CAPSTAN_ASSERT(o.rope.has_value(), "latent attention needs Options::rope");
-  return s.nope_dim + o.rope->rotary_dim;
+  return o.rope->rotary_dim;
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ LatentAttention::LatentAttention(ParamList& parameters, const ModulePath& path, 
                                  const Sizes& sizes)
     : Attention(parameters, path, o),
       sizes_(sizes),
-      heads_{o.heads / parallel_.size(), sizes.nope_dim, qk_dim(o, sizes) - sizes.nope_dim, sizes.value_dim},
+      heads_{o.heads / parallel_.size(), sizes.nope_dim, rope_dim(o), sizes.value_dim},
       q_down_(sizes.q_rank
                   ? std::optional<Linear>(std::in_place, parameters, path.inside("linear_q_down_proj"),
                                           replicated(o.hidden, *sizes.q_rank, o.init))
@@ -29,7 +29,7 @@ LatentAttention::LatentAttention(ParamList& parameters, const ModulePath& path, 
       q_norm_(sizes.q_rank ? optional_norm(parameters, path.inside("q_layernorm"), *sizes.q_rank, o.qk_norm)
                            : std::nullopt),
       q_up_(parameters, path.inside(sizes.q_rank ? "linear_q_up_proj" : "linear_q_proj"),
-            over_heads(sizes.q_rank.value_or(o.hidden), o.heads * qk_dim(o, sizes), o.init)),
+            over_heads(sizes.q_rank.value_or(o.hidden), o.heads * heads_.qk_dim(), o.init)),
       kv_down_(parameters, path.inside("linear_kv_down_proj"),
                replicated(o.hidden, sizes.kv_rank + heads_.rope_dim, o.init)),
       kv_norm_(optional_norm(parameters, path.inside("kv_layernorm"), sizes.kv_rank, o.qk_norm)),

@@ -12,15 +12,14 @@ Linear::Linear(ParamList& parameters, const ModulePath& path, const Options& opt
   if (sharding_ == LinearSharding::column) weight.sharding = by_output;
   if (sharding_ == LinearSharding::row) weight.sharding = {ShardingAxis::tensor, 1};
   // The gradient covers this rank's rows.
-  const bool of_own_rows = sharding_ == LinearSharding::none && parallel_.shards_rows();
-  weight.partial_over_tensor = of_own_rows;
+  weight.partial_over_tensor = sharding_ == LinearSharding::none && parallel_.shards_rows();
   weight_ = &parameters.add(std::move(weight));
   adapter_.emplace(parameters, path, *weight_, sharding_, options.slices);
   if (!options.bias) return;
   ParamSpec bias = path.spec("bias", {options.out}, {Init::Kind::zeros});
   if (sharding_ == LinearSharding::column) bias.sharding = by_output;
   // Added to this rank's rows.
-  bias.partial_over_tensor = of_own_rows || (sharding_ == LinearSharding::row && parallel_.shards_rows());
+  bias.partial_over_tensor = sharding_ != LinearSharding::column && parallel_.shards_rows();
   bias_ = &parameters.add(std::move(bias));
 }
 

@@ -120,22 +120,18 @@ Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::Toke
   return counts.value;
 }
 
-// Counted once: a recomputed region, before which other micro-batches may have passed, uses the load of its
-// first pass again.
 Tensor Moe::load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const {
-  return tape.choice([&] {
-    comm::Communicator* const group = parallel_.data ? parallel_.data : parallel_.context.group;
-    const int64_t rows = experts.size(0);
-    RouterStatistics::BatchChoices choices{
-        count_choices(tape, experts, ops::one_segment(rows), group),
-        static_cast<double>(options_.router.topk * tokens_of(rows, group))};
-    if (context.router_statistics) choices = context.router_statistics->add_to_batch(layer_, choices);
-    return ops::scale(tape, Var{std::move(choices.counts)}, 1 / choices.number).value;
-  });
+  comm::Communicator* const group = parallel_.data ? parallel_.data : parallel_.context.group;
+  const int64_t rows = experts.size(0);
+  RouterStatistics::BatchChoices choices{count_choices(tape, experts, ops::one_segment(rows), group),
+                                         static_cast<double>(options_.router.topk * tokens_of(rows, group))};
+  if (context.router_statistics) choices = context.router_statistics->add_to_batch(layer_, choices);
+  return ops::scale(tape, Var{std::move(choices.counts)}, 1 / choices.number).value;
 }
 
 // The tokens of a micro-batch, and of a sequence, may be on several ranks, which sum their counts; the loss
-// of a rank is the part of its tokens.
+// of a rank is the part of its tokens. They are counted once: a recomputed region, before which other
+// micro-batches may have passed, uses the counts of its first pass again.
 Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
                       const TokenContext& context) const {
   const bool rows_are_sharded = parallel_.tensor.shards_rows();
@@ -143,21 +139,24 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
   const kernels::TokenSegments segments = options_.balance == Balance::sequence
                                               ? kernels::TokenSegments{context.batch, context.seq, first_row}
                                               : ops::one_segment(rows);
-  Tensor chosen = experts;
-  // As in Megatron, the loss counts choices without the group limit and the bias.
-  if (options_.router.groups > 1 || expert_bias_) {
-    ops::RouterOptions unlimited = options_.router;
-    unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
-    chosen = ops::choose_experts(tape, logits.value, unlimited);
-  }
-  if (options_.balance == Balance::global_batch)
-    return ops::balance_loss(tape, logits, load_of_batch(tape, chosen, context), options_.router.score,
-                             segments,
+  const bool whole_batch = options_.balance == Balance::global_batch;
+  const Tensor counts = tape.choice([&] {
+    Tensor chosen = experts;
+    // As in Megatron, the loss counts choices without the group limit and the bias.
+    if (options_.router.groups > 1 || expert_bias_) {
+      ops::RouterOptions unlimited = options_.router;
+      unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
+      chosen = ops::choose_experts(tape, logits.value, unlimited);
+    }
+    return whole_batch ? load_of_batch(tape, chosen, context)
+                       : count_choices(tape, chosen, segments, parallel_.context.group);
+  });
+  if (whole_batch)
+    return ops::balance_loss(tape, logits, counts, options_.router.score, segments,
                              options_.balance_coefficient * static_cast<double>(options_.experts) /
                                  static_cast<double>(tokens_of(logits)));
   return ops::balance_loss(
-      tape, logits, count_choices(tape, chosen, segments, parallel_.context.group), options_.router.score,
-      segments,
+      tape, logits, counts, options_.router.score, segments,
       ops::balance_factor(options_.balance_coefficient, options_.experts, options_.router.topk,
                           tokens_of(logits) / segments.count, segments.count));
 }

@@ -18,7 +18,7 @@ namespace capstan::nn {
 //   experts.linear_fc1.bias, experts.linear_fc2.bias
 //   shared_experts: an Mlp; shared_experts.gate_weight [1, hidden]
 // With sequence parallelism each tensor-parallel rank routes its own rows. Where experts, or parts of their
-// width, lie on other ranks, a TokenDispatcher brings the tokens there.
+// width, lie on other ranks, a TokenDispatcher sends the tokens there.
 class Moe {
  public:
   // Over which tokens the load is balanced.
@@ -51,8 +51,8 @@ class Moe {
     int64_t shared_ffn = 0;
     // Multiplies its output by sigmoid(x gate_weight^T).
     bool shared_gate = false;
-    // Computes the shared expert while tokens are on their way to the other experts. The gradient of the
-    // layer's input then adds its terms in another order.
+    // Computes the shared expert while tokens are transferred to the ranks of the other experts. The terms of
+    // the input's gradient are then summed in another order.
     bool overlap_shared = false;
     Init init, output_init;
   };
@@ -71,7 +71,8 @@ class Moe {
   // How often the tokens of each segment chose an expert, summed over the same ranks.
   Tensor count_choices(Tape& tape, const Tensor& experts, const kernels::TokenSegments& segments,
                        comm::Communicator* group) const;
-  // The fraction of the choices of the global batch so far, on all ranks, that fell on each expert.
+  // Counts the choices as those of a further micro-batch. Returns the fraction of the choices of the global
+  // batch so far, on all ranks, that fell on each expert.
   Tensor load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const;
   Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
   // The outputs of this rank's experts.

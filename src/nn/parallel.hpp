@@ -4,25 +4,16 @@
 #include <vector>
 
 #include "ops/context_attention.hpp"
+#include "ops/row_exchange.hpp"
 #include "ops/shard.hpp"
 #include "ops/tensor_parallel.hpp"
 
 namespace capstan::nn {
 
-// The ranks over which expert layers are sharded (comm/mesh.hpp). Null: one rank.
-struct ExpertParallel {
-  // Ranks that hold different experts: `ep`.
-  comm::Communicator* expert = nullptr;
-  // Ranks that hold different parts of the width of the same experts: `etp`.
-  comm::Communicator* tensor = nullptr;
-  // Both: `etp-ep`, expert tensor-parallel ranks first.
-  comm::Communicator* expert_tensor = nullptr;
-};
-
 struct Parallel {
   ops::TensorParallel tensor;
   ops::ContextParallel context;
-  ExpertParallel experts;
+  ops::ExpertParallel experts;
   // The ranks with other tokens of the global batch: `dp-cp`. Null: those of `context`.
   comm::Communicator* data = nullptr;
   // Exchange of each layer; empty: context.exchange for all layers.

@@ -29,8 +29,6 @@ class RouterStatistics {
   };
   BatchChoices add_to_batch(int64_t layer, const BatchChoices& micro_batch);
 
-  int64_t layers() const { return static_cast<int64_t>(rows_.size()); }
-  int64_t experts() const { return experts_; }
   // fp32 [layers, experts + 2]: the sums of the counts, of the load-balancing losses and of the z-losses. The
   // rows of layers of other ranks are 0.
   const Tensor& sums() const { return sums_; }

@@ -43,7 +43,7 @@ struct TokenContext {
     return dropout(p, use, sequence, hidden_dropout_rows);
   }
   // hidden: the adapted layer reads the rows of the hidden states.
-  ops::Dropout adapter_dropout(double p, uint64_t sequence, bool hidden = false) const {
+  ops::Dropout adapter_dropout(double p, uint64_t sequence, bool hidden) const {
     return dropout(p, purpose::adapter_dropout, sequence, hidden ? hidden_dropout_rows : dropout_rows);
   }
   ops::Jitter router_jitter(double epsilon, uint64_t layer) const {

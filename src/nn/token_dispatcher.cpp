@@ -27,14 +27,15 @@ ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, in
 // ---- allgather
 
 // The experts that the tokens of all ranks have chosen.
-Tensor gather_choices(const StepContext& context, const Tensor& experts, const ops::TensorParallel& ranks) {
+Tensor gather_choices(Tape& tape, const Tensor& experts, const ops::TensorParallel& ranks) {
   if (!ranks.shards_rows()) return experts;
-  TraceScope scope(context, 'C', "gather of chosen experts");
-  const Tensor all =
-      Tensor::empty(context.device, {ranks.size() * experts.size(0), experts.size(1)}, experts.dtype());
-  ranks.group->channel().start(comm::TransferBatch().all_gather(experts, all)).wait();
-  scope.end();
-  return all;
+  return tape.choice([&] {
+    Tensor all =
+        Tensor::empty(tape.device(), {ranks.size() * experts.size(0), experts.size(1)}, experts.dtype());
+    traced(tape.context(), 'C', "gather of chosen experts",
+           [&] { ranks.group->channel().start(comm::TransferBatch().all_gather(experts, all)).wait(); });
+    return all;
+  });
 }
 
 class GatheredTokens final : public TokenDispatch {
@@ -84,9 +85,9 @@ class AllGatherDispatcher final : public TokenDispatcher {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
     const int64_t here = options_.experts / expert_.size;
-    ops::ExpertPermutation order = ops::plan_permutation(
-        tape, gather_choices(tape.context(), routing.experts, ranks_), probabilities.value,
-        permutation_options(options_, x.size(0), expert_.rank * here, here));
+    ops::ExpertPermutation order =
+        ops::plan_permutation(tape, gather_choices(tape, routing.experts, ranks_), probabilities.value,
+                              permutation_options(options_, x.size(0), expert_.rank * here, here));
     return std::make_unique<GatheredTokens>(options_, ranks_, std::move(x), std::move(probabilities),
                                             std::move(order));
   }
@@ -103,7 +104,7 @@ class AllGatherDispatcher final : public TokenDispatcher {
 // The setup that a layer's transfers share.
 struct ExchangeSetup {
   Options options;
-  ops::ExpertRanks ranks;
+  ops::ExpertParallel ranks;
 
   int64_t experts_here() const { return options.experts / comm::ranks_of(ranks.expert); }
   bool gathers() const { return comm::ranks_of(ranks.tensor) > 1; }
@@ -121,8 +122,8 @@ class ExchangedTokens final : public TokenDispatch {
     counts_ = o.pad_to_capacity ? ops::equal_counts(sizes, options.capacity, setup.ranks)
                                 : ops::exchange_counts(tape, sizes, tokens_.rows, setup.ranks,
                                                        setup.purpose("experts of layer "));
-    trim_to(sum_of(counts_.exchanged.sent));
-    order_ = ops::regroup_permutation(tape, counts_.of_experts, sum_of(counts_.gathered));
+    trim_to(ops::total(counts_.exchanged.sent));
+    order_ = ops::regroup_permutation(tape, counts_.of_experts, ops::total(counts_.gathered));
     rows_.emplace(tape, ops::permute(tape, x, tokens_), counts_.exchanged, *setup.ranks.expert,
                   setup.purpose("rows of the experts of layer "));
     if (o.weights_activations)
@@ -156,11 +157,6 @@ class ExchangedTokens final : public TokenDispatch {
   }
 
  private:
-  static int64_t sum_of(const std::vector<int64_t>& counts) {
-    int64_t sum = 0;
-    for (const int64_t count : counts) sum += count;
-    return sum;
-  }
   // The host knows the number of rows: those beyond it, which dropped tokens leave, need no memory.
   void trim_to(int64_t rows) {
     tokens_.rows = rows;
@@ -181,8 +177,7 @@ class ExchangedTokens final : public TokenDispatch {
 
 class AllToAllDispatcher final : public TokenDispatcher {
  public:
-  AllToAllDispatcher(const Parallel& parallel, const Options& options)
-      : setup_{options, {parallel.experts.expert, parallel.experts.tensor}} {}
+  AllToAllDispatcher(const Parallel& parallel, const Options& options) : setup_{options, parallel.experts} {}
 
   std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing) const override {
     return std::make_unique<ExchangedTokens>(tape, setup_, x, routing);

@@ -1,9 +1,9 @@
-// Brings tokens to the ranks of their experts, and what the experts add to them back.
+// Sends tokens to the ranks of their experts, and the outputs of the experts back.
 //
 //   allgather  every rank gathers the tokens of all ranks over which experts are sharded, computes its own
 //              experts' part of each, and the ranks sum the parts. The host never waits for the routing.
-//   alltoall   every rank sends each token to the ranks of its experts only. The host reads once per pass how
-//              many rows there are, unless experts are padded to their capacity.
+//   alltoall   every rank sends each token to the ranks of its experts only. The host reads once how many
+//              rows there are, unless experts are padded to their capacity.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ struct ExpertInput {
   int64_t expected_rows = 0;
 };
 
-// The tokens of one forward pass of a layer, on their way.
+// The dispatch of the tokens of one forward pass of a layer.
 class TokenDispatch {
  public:
   TokenDispatch() = default;

@@ -82,9 +82,8 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
               current.view({plan.rows() * plan.layout().groups, 2 * plan.layout().head_dim}));
   if (plan.gather) {
     const Tensor all = empty(plan.ranks());
-    TraceScope traced(context, 'C', "context_attention gather keys");
-    group.channel().start(comm::TransferBatch().all_gather(current, all)).wait();
-    traced.end();
+    traced(context, 'C', "context_attention gather keys",
+           [&] { group.channel().start(comm::TransferBatch().all_gather(current, all)).wait(); });
     for (int step = 0; step < plan.ranks(); ++step) {
       const int source = plan.previous(step);
       block(step, source, all.slice(0, source * plan.rows(), plan.rows()));
@@ -97,12 +96,12 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
       return;
     }
     const Tensor next = empty(1);
-    TraceScope traced(context, 'C', "context_attention send keys");
+    TraceScope sending(context, 'C', "context_attention send keys");
     comm::PendingTransfers transfers = group.channel().start(
         comm::TransferBatch().receive(next, comm::previous_in(group)).send(current, comm::next_in(group)));
     block(step, plan.previous(step), current);
     transfers.wait();
-    traced.end();
+    sending.end();
     current = next;
   }
 }
@@ -115,11 +114,11 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Do
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
     const kernels::AttentionBlock part = plan.part(source);
     if (step > 0 && !part.attends_to_any()) return;
-    TraceScope traced(context, 'F', "context_attention block");
-    const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout());
-    launch(device, kernel.forward_workspace(part, documents.count()), kernel.forward, part, x.q, keys.k,
-           keys.v, documents, dropout_rows, step > 0, plan.outputs(out), lse);
-    traced.end();
+    traced(context, 'F', "context_attention block", [&] {
+      const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout());
+      launch(device, kernel.forward_workspace(part, documents.count()), kernel.forward, part, x.q, keys.k,
+             keys.v, documents, dropout_rows, step > 0, plan.outputs(out), lse);
+    });
   });
 }
 
@@ -187,24 +186,20 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
     const kernels::AttentionBlock part = plan.part(source);
     const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : in_flight.part(step);
-    TraceScope traced(context, 'B', "context_attention block");
-    if (part.attends_to_any()) {
+    traced(context, 'B', "context_attention block", [&] {
+      if (!part.attends_to_any()) return device.zero(dkv.address(), dkv.bytes());
       const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout()),
                      dx = packed_heads(dqkv, plan.layout()), dkeys = packed_heads(dkv, plan.kv_layout());
       launch(device, kernel.backward_workspace(part, documents.count()), kernel.backward, part, x.q, keys.k,
              keys.v, plan.outputs(out), lse, plan.outputs(dout), documents, dropout_rows, dx.q, dkeys.k,
              dkeys.v);
-    } else {
-      device.zero(dkv.address(), dkv.bytes());
-    }
-    traced.end();
+    });
     if (!plan.gather) in_flight.add(step, dkv);
   });
   Tensor dkv;
   if (plan.gather) {
-    TraceScope traced(context, 'C', "context_attention scatter gradients");
-    comm::reduce_scatter_sum(*plan.keys, all);
-    traced.end();
+    traced(context, 'C', "context_attention scatter gradients",
+           [&] { comm::reduce_scatter_sum(*plan.keys, all); });
     dkv = all.slice(0, plan.keys->rank() * plan.rows(), plan.rows());
   } else {
     dkv = in_flight.finish();

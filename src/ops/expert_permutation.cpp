@@ -15,27 +15,19 @@ const kernels::ExpertPermutation& kernels_of(Device& device) {
   return *device.table().expert_permutation;
 }
 
-// The tensors of a permutation in one: numbers, then row_of_slot and slot_of_row, so that it is one choice.
-struct Packed {
-  int64_t numbers, slots, rows;
-  int64_t elements() const { return numbers + ceil_div(slots + rows, int64_t{2}); }
-};
-ExpertPermutation unpack(const Tensor& all, const Packed& sizes, int64_t tokens, int64_t topk,
-                         int64_t experts) {
-  const Tensor indices =
-      all.flat_range(sizes.numbers, sizes.elements() - sizes.numbers, {sizes.elements() - sizes.numbers})
-          .as_type(DType::i32);
+// A permutation whose tensors no kernel has written yet.
+ExpertPermutation new_permutation(Device& device, const char* operation, int64_t tokens, int64_t topk,
+                                  int64_t experts, int64_t rows) {
+  const int64_t most = std::max(tokens * topk, rows);
+  CAPSTAN_ASSERT(most <= std::numeric_limits<int32_t>::max(),
+                 std::string(operation) + ": " + std::to_string(most) + " rows");
   return {.tokens = tokens,
           .topk = topk,
           .experts = experts,
-          .rows = sizes.rows,
-          .numbers = all.flat_range(0, sizes.numbers, {sizes.numbers}),
-          .row_of_slot = indices.flat_range(0, sizes.slots, {sizes.slots}),
-          .slot_of_row = indices.flat_range(sizes.slots, sizes.rows, {sizes.rows})};
-}
-void check_indices(const char* operation, const Packed& sizes) {
-  CAPSTAN_ASSERT(std::max(sizes.slots, sizes.rows) <= std::numeric_limits<int32_t>::max(),
-                 std::string(operation) + ": " + std::to_string(std::max(sizes.slots, sizes.rows)) + " rows");
+          .rows = rows,
+          .numbers = Tensor::empty(device, {1 + experts}, DType::i64),
+          .row_of_slot = Tensor::empty(device, {tokens * topk}, DType::i32),
+          .slot_of_row = Tensor::empty(device, {rows}, DType::i32)};
 }
 
 double bytes_of_rows(const Tensor& rows) {
@@ -68,27 +60,20 @@ ExpertPermutation plan_permutation(Tape& tape, const Tensor& experts, const Tens
                                         .experts = o.experts,
                                         .capacity = o.capacity,
                                         .policy = o.policy,
-                                        .pad = o.pad_to_capacity,
-                                        .multiple = o.multiple};
-  CAPSTAN_ASSERT(
-      o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) && o.multiple >= 1 &&
-          (!probabilities.defined() || probabilities.elements() == shape.slots()),
-      "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
-          " experts, capacity " + std::to_string(o.capacity) + ", multiple " + std::to_string(o.multiple));
-  CAPSTAN_ASSERT(probabilities.defined() || o.capacity == 0 || o.policy != kernels::DropPolicy::probability,
+                                        .pad = o.pad_to_capacity};
+  CAPSTAN_ASSERT(o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) &&
+                     (!probabilities.defined() || probabilities.elements() == shape.slots()),
+                 "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
+                     " experts, capacity " + std::to_string(o.capacity));
+  CAPSTAN_ASSERT(probabilities.defined() || !shape.drops_by_probability(),
                  "plan_permutation: no probabilities by which slots are dropped");
-  const Packed sizes{1 + 2 * o.experts, shape.slots(), shape.rows()};
-  check_indices("plan_permutation", sizes);
-  const auto parts = [&](const Tensor& all) {
-    return unpack(all, sizes, shape.tokens, shape.topk, o.experts);
-  };
-  return parts(tape.choice([&] {
-    Tensor all = Tensor::empty(device, {sizes.elements()}, DType::i64);
-    const ExpertPermutation p = parts(all);
+  return tape.choice([&] {
+    ExpertPermutation p =
+        new_permutation(device, "plan_permutation", shape.tokens, shape.topk, o.experts, shape.rows());
     launch(device, kernels_of(device).plan_workspace(shape), kernels_of(device).plan, shape, experts,
            probabilities, p.numbers, p.row_of_slot, p.slot_of_row);
-    return all;
-  }));
+    return p;
+  });
 }
 
 ExpertPermutation regroup_permutation(Tape& tape, const Tensor& counts, int64_t rows) {
@@ -96,16 +81,12 @@ ExpertPermutation regroup_permutation(Tape& tape, const Tensor& counts, int64_t 
   CAPSTAN_ASSERT(counts.rank() == 2 && counts.is_contiguous(),
                  "regroup_permutation: counts " + counts.text());
   const int64_t ranks = counts.size(0), experts = counts.size(1);
-  const Packed sizes{1 + 2 * experts, rows, rows};
-  check_indices("regroup_permutation", sizes);
-  return unpack(tape.choice([&] {
-    Tensor all = Tensor::empty(device, {sizes.elements()}, DType::i64);
-    const ExpertPermutation p = unpack(all, sizes, rows, 1, experts);
+  return tape.choice([&] {
+    ExpertPermutation p = new_permutation(device, "regroup_permutation", rows, 1, experts, rows);
     launch(device, kernels_of(device).regroup, counts, ranks, experts, rows, p.numbers, p.row_of_slot,
            p.slot_of_row);
-    return all;
-  }),
-                sizes, rows, 1, experts);
+    return p;
+  });
 }
 
 namespace {

@@ -13,7 +13,7 @@ struct ExpertPermutation {
   int64_t tokens = 0, topk = 0, experts = 0;
   // Upper bound of the number of rows, and rows of the permuted tensors.
   int64_t rows = 0;
-  // i64 [1 + 2 * experts]: the number of rows, sizes(), counts().
+  // i64 [1 + experts]: the number of rows, sizes().
   Tensor numbers;
   Tensor row_of_slot;  // i32 [tokens * topk], -1: dropped, or of another rank's expert
   Tensor slot_of_row;  // i32 [rows], -1: padding
@@ -22,8 +22,6 @@ struct ExpertPermutation {
   Tensor rows_used() const { return numbers.flat_range(0, 1, {1}); }
   // Rows of each expert, i64 [experts]: the groups of grouped_linear().
   Tensor sizes() const { return numbers.flat_range(1, experts, {experts}); }
-  // Slots that chose each expert, dropped ones included, i64 [experts]: the load.
-  Tensor counts() const { return numbers.flat_range(1 + experts, experts, {experts}); }
 };
 
 struct PermutationOptions {
@@ -34,8 +32,6 @@ struct PermutationOptions {
   kernels::DropPolicy policy = kernels::DropPolicy::probability;
   // Each expert has `capacity` rows; those without a slot are 0.
   bool pad_to_capacity = false;
-  // Rounds the rows of each expert up.
-  int64_t multiple = 1;
 };
 
 // Fails unless x is [rows, any] and contiguous.

@@ -1,6 +1,7 @@
 #include "ops/latent_qkv.hpp"
 
 #include "kernels/table.hpp"
+#include "ops/attention.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
 
@@ -120,10 +121,8 @@ Var latent_qkv(Tape& tape, const Var& q, const Var& kv, const Var& k_rope, const
       "latent_qkv: q " + q.value.text() + ", kv " + kv.value.text() + ", k_rope " + k_rope.value.text());
   CAPSTAN_ASSERT(table.rotary_dim() == h.rope_dim && positions.elements() == rows,
                  "latent_qkv: positions " + positions.text() + ", table " + table.cos.text());
-  const bool gaps = h.qk_dim() != h.value_dim;
-  const Shape shape{rows, h.layout().row()};
-  const Tensor packed =
-      gaps ? Tensor::zeros(device, shape, q.dtype()) : Tensor::empty(device, shape, q.dtype());
+  const Tensor packed = packed_rows(device, {rows, h.layout().row()}, q.dtype(), h.layout(),
+                                    {.qk_dim = h.qk_dim(), .v_dim = h.value_dim});
   copy_plain_queries(q.value, packed, h, false);
   copy_plain_keys_values(kv.value, packed, h, false);
   const RotatedParts to = of_packed(packed, h);

@@ -1,7 +1,5 @@
 #include "ops/router.hpp"
 
-#include <bit>
-
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
@@ -48,7 +46,7 @@ kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) 
                                                  " of a group of " + std::to_string(size) + " experts");
     choices = o.group_topk * size;
   }
-  CAPSTAN_ASSERT(o.topk >= 1 && o.topk <= choices && o.topk <= kernels::kMaxTopk,
+  CAPSTAN_ASSERT(o.topk >= 1 && o.topk <= choices,
                  "router: " + std::to_string(o.topk) + " of " + std::to_string(choices) + " choices" + of);
   return shape;
 }
@@ -56,12 +54,10 @@ kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) 
 Tensor choose(Tape& tape, const kernels::RouterShape& shape, const Tensor& logits, const Tensor& bias) {
   CAPSTAN_ASSERT(!bias.defined() || bias.elements() == shape.experts,
                  "router: bias " + bias.text() + " for logits " + logits.text());
-  return tape.choice([&] {
-    Device& device = tape.device();
-    const Tensor experts = Tensor::empty(device, {shape.tokens, shape.topk}, DType::i32);
-    launch(device, router_of(device).choose, shape, logits, bias, experts);
-    return experts;
-  });
+  Device& device = tape.device();
+  Tensor experts = Tensor::empty(device, {shape.tokens, shape.topk}, DType::i32);
+  launch(device, router_of(device).choose, shape, logits, bias, experts);
+  return experts;
 }
 
 void check_segments(const char* operation, const kernels::TokenSegments& s, int64_t tokens) {
@@ -99,7 +95,7 @@ Var token_loss(Tape& tape, const char* name, const Var& logits, const Tensor& co
 Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias) {
   Device& device = tape.device();
   const kernels::RouterShape shape = router_shape(logits.value, options);
-  const Tensor experts = choose(tape, shape, logits.value, expert_bias);
+  const Tensor experts = tape.choice([&] { return choose(tape, shape, logits.value, expert_bias); });
   const Tensor probabilities = Tensor::empty(device, {shape.tokens, shape.topk});
   launch(device, router_of(device).probabilities, shape, logits.value, experts, probabilities);
   const auto bytes = static_cast<double>(logits.value.bytes());
@@ -119,9 +115,8 @@ Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const
   return {experts, std::move(result)};
 }
 
-Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options,
-                      const Tensor& expert_bias) {
-  return choose(tape, router_shape(logits, options), logits, expert_bias);
+Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options) {
+  return choose(tape, router_shape(logits, options), logits, {});
 }
 
 Tensor count_choices(Tape& tape, const Tensor& experts, int64_t of_experts,

@@ -33,9 +33,9 @@ struct Routing {
 // the scores for the choice only; undefined: none. In a recomputed region the choice of the first pass is
 // used again. Saves the logits and the choice.
 Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias = {});
-// The choice alone, i32 [N, topk], saved likewise: for losses that count choices without bias and groups.
-Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options,
-                      const Tensor& expert_bias = {});
+// The experts alone, i32 [N, topk], chosen anew in each pass: for losses that count choices without bias and
+// groups.
+Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options);
 
 // How often the tokens of each segment chose an expert: fp32 [segments, experts], exact up to 2^24. experts:
 // i32 [N, topk].
@@ -55,9 +55,8 @@ double balance_factor(double coefficient, int64_t experts, int64_t topk, int64_t
 
 // Load-balancing loss, fp32 [1]: factor * sum over tokens t and experts e of q[t, e] counts[segment of t, e],
 // q the softmax over all experts, or the sigmoid divided by its sum (kernels::RouterLoss). counts fp32
-// [segments, experts] has no gradient: those of count_choices, summed over the ranks that share the segments
-// (aux, seq_aux), or means over the micro-batches of the step so far (global_aux). With tokens on several
-// ranks each rank has the part of its tokens; the sum of the parts is the loss.
+// [segments, experts] has no gradient: those of count_choices, summed over the ranks that share the segments.
+// With tokens on several ranks each rank has the part of its tokens; the sum of the parts is the loss.
 Var balance_loss(Tape& tape, const Var& logits, const Tensor& counts, kernels::RouterScore score,
                  const kernels::TokenSegments& segments, double factor);
 // z-loss, fp32 [1]: factor * sum over tokens of logsumexp(logits)^2. Megatron: factor = coefficient / tokens.

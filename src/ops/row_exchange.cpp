@@ -16,13 +16,14 @@
 
 namespace capstan::ops {
 
+int64_t total(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
 namespace {
 
 using Ranges = std::vector<FlatRange>;
 
-int64_t total(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
 // The rows of each rank, which follow each other.
 Ranges ranges_of(std::span<const int64_t> counts) {
   Ranges ranges;
@@ -95,47 +96,42 @@ RowExchange::RowExchange(Tape& tape, const Var& x, RowCounts counts, comm::Commu
   const RowCounts& rows = state_->counts;
   const int64_t own = rows.sent[static_cast<size_t>(group.rank())];
   const Tensor y = rows_like(x.value, total(rows.received));
-  {
-    TraceScope scope(tape.context(), 'C', "start exchange of " + purpose);
+  traced(tape.context(), 'C', "start exchange of " + purpose, [&] {
     state_->transfers =
         start_rows(x.value, ranges_of(rows.sent), y, ranges_of(rows.received), group, purpose);
-    scope.end();
-  }
+  });
   received_ = tape.record({.name = "start_exchange_rows",
                            .inputs = {x},
                            .outputs = {y},
                            .cost = {.sent_bytes = bytes_of_others(x.value, x.size(0), own)},
                            .backward = [state = state_](BackwardContext& ctx) {
-                             TraceScope scope(ctx.context(), 'C', "wait for gradients of " + state->purpose);
-                             state->transfers.wait();
-                             scope.end();
+                             traced(ctx.context(), 'C', "wait for gradients of " + state->purpose,
+                                    [&] { state->transfers.wait(); });
                              ctx.accumulate_gradient(0, std::exchange(state->dx, Tensor()));
                            }})[0];
 }
 
 Var RowExchange::wait(Tape& tape) {
-  TraceScope waiting(tape.context(), 'C', "wait for exchange of " + state_->purpose);
-  state_->transfers.wait();
-  waiting.end();
+  traced(tape.context(), 'C', "wait for exchange of " + state_->purpose, [&] { state_->transfers.wait(); });
   const Var received = std::exchange(received_, Var());
   const Tensor& y = received.value;
   const int64_t own = state_->counts.sent[static_cast<size_t>(state_->group.rank())];
-  return tape.record(
-      {.name = "exchange_rows",
-       .inputs = {received},
-       .outputs = {y},
-       .backward_cost = {.sent_bytes = bytes_of_others(y, y.size(0), own)},
-       .backward = [state = state_](BackwardContext& ctx) {
-         const Tensor& dy = ctx.output_gradient();
-         const RowCounts& rows = state->counts;
-         state->dx = rows_like(dy, total(rows.sent));
-         TraceScope scope(ctx.context(), 'C', "start exchange of gradients of " + state->purpose);
-         state->transfers = start_rows(dy, ranges_of(rows.received), state->dx, ranges_of(rows.sent),
-                                       state->group, "gradients of " + state->purpose);
-         scope.end();
-         // Reaches the backward function of the start, which takes dx instead.
-         ctx.accumulate_gradient(0, dy);
-       }})[0];
+  return tape.record({.name = "exchange_rows",
+                      .inputs = {received},
+                      .outputs = {y},
+                      .backward_cost = {.sent_bytes = bytes_of_others(y, y.size(0), own)},
+                      .backward = [state = state_](BackwardContext& ctx) {
+                        const Tensor& dy = ctx.output_gradient();
+                        const RowCounts& rows = state->counts;
+                        state->dx = rows_like(dy, total(rows.sent));
+                        traced(ctx.context(), 'C', "start exchange of gradients of " + state->purpose, [&] {
+                          state->transfers =
+                              start_rows(dy, ranges_of(rows.received), state->dx, ranges_of(rows.sent),
+                                         state->group, "gradients of " + state->purpose);
+                        });
+                        // Reaches the backward function of the start, which takes dx instead.
+                        ctx.accumulate_gradient(0, dy);
+                      }})[0];
 }
 
 Var exchange_rows(Tape& tape, const Var& x, const RowCounts& counts, comm::Communicator& group,
@@ -159,9 +155,9 @@ struct RowsOfRanks {
 
   Tensor gathered(StepContext& context, const Tensor& x, const std::string& what) const {
     const Tensor y = rows_like(x, total(counts));
-    TraceScope scope(context, 'C', "gather " + what);
-    start_rows(x, Ranges(counts.size(), {0, own()}), y, ranges_of(counts), group, what).wait();
-    scope.end();
+    traced(context, 'C', "gather " + what, [&] {
+      start_rows(x, Ranges(counts.size(), {0, own()}), y, ranges_of(counts), group, what).wait();
+    });
     return y;
   }
   Tensor reduced(StepContext& context, const Tensor& x, const std::string& what) const {
@@ -169,12 +165,12 @@ struct RowsOfRanks {
     const Tensor y = rows_like(x, own());
     CategoryScope category(MemoryCategory::workspace);
     const Tensor parts = rows_like(x, ranks * own());
-    TraceScope scope(context, 'C', "sum " + what);
-    start_rows(x, ranges_of(counts), parts, ranges_of(std::vector<int64_t>(counts.size(), own())), group,
-               what)
-        .wait();
-    launch(x.device(), x.device().table().elementwise->sum_parts, parts, ranks, y, y.elements());
-    scope.end();
+    traced(context, 'C', "sum " + what, [&] {
+      start_rows(x, ranges_of(counts), parts, ranges_of(std::vector<int64_t>(counts.size(), own())), group,
+                 what)
+          .wait();
+      launch(x.device(), x.device().table().elementwise->sum_parts, parts, ranks, y, y.elements());
+    });
     return y;
   }
   // Bytes that this rank sends.
@@ -229,7 +225,7 @@ namespace {
 struct CountTable {
   int64_t experts, expert_ranks, tensor_ranks, tensor_rank;
 
-  CountTable(const Tensor& sizes, const ExpertRanks& ranks)
+  CountTable(const Tensor& sizes, const ExpertParallel& ranks)
       : experts(sizes.elements()),
         expert_ranks(comm::ranks_of(ranks.expert)),
         tensor_ranks(comm::ranks_of(ranks.tensor)),
@@ -248,7 +244,7 @@ struct CountTable {
   }
 };
 
-Tensor transfer_counts(const CountTable& table, const Tensor& sizes, const ExpertRanks& ranks,
+Tensor transfer_counts(const CountTable& table, const Tensor& sizes, const ExpertParallel& ranks,
                        const std::string& purpose) {
   const Tensor all = Tensor::empty(sizes.device(), {table.elements()}, DType::i64);
   const Tensor sent = table.sent(all), received = table.received(all, table.tensor_rank);
@@ -278,7 +274,7 @@ std::vector<int64_t> estimated_counts(const CountTable& table, int64_t rows, int
 }
 
 // Counts that no rank can mean: a rank that is out of step, or a defect.
-void check_announced(const CountTable& table, std::span<const int64_t> counts, const ExpertRanks& ranks,
+void check_announced(const CountTable& table, std::span<const int64_t> counts, const ExpertParallel& ranks,
                      const std::string& purpose) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const auto wrong = std::ranges::find_if(counts, [](int64_t n) { return n < 0 || n > kMost; });
@@ -306,27 +302,29 @@ std::vector<int64_t> sums_of_runs(std::span<const int64_t> counts, int64_t ranks
 
 }  // namespace
 
-ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertRanks& ranks,
+ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertParallel& ranks,
                            const std::string& purpose) {
-  const CountTable table(sizes, ranks);
-  const Tensor all = tape.choice([&] { return transfer_counts(table, sizes, ranks, purpose); });
-  const std::vector<int64_t> counts =
-      tape.device().is_meta() ? estimated_counts(table, rows, ranks.expert->rank()) : all.to_host<int64_t>();
-  check_announced(table, counts, ranks, purpose);
-  CAPSTAN_ASSERT(total(std::span(counts).first(static_cast<size_t>(table.experts))) <= rows,
-                 "more rows than tokens choose experts: " + purpose);
-  const std::span<const int64_t> host = counts;
-  const auto experts = static_cast<size_t>(table.experts);
-  ExpertRows result;
-  result.exchanged.sent = sums_of_runs(host.first(experts), table.expert_ranks);
-  result.exchanged.received = sums_of_runs(
-      host.subspan(static_cast<size_t>(1 + table.tensor_rank) * experts, experts), table.expert_ranks);
-  result.gathered = sums_of_runs(host.subspan(experts), table.tensor_ranks);
-  result.of_experts = table.received(all);
-  return result;
+  return tape.choice([&] {
+    const CountTable table(sizes, ranks);
+    const Tensor all = transfer_counts(table, sizes, ranks, purpose);
+    const std::vector<int64_t> counts = tape.device().is_meta()
+                                            ? estimated_counts(table, rows, ranks.expert->rank())
+                                            : all.to_host<int64_t>();
+    check_announced(table, counts, ranks, purpose);
+    const std::span<const int64_t> host = counts;
+    const auto experts = static_cast<size_t>(table.experts);
+    CAPSTAN_ASSERT(total(host.first(experts)) <= rows, "more rows than tokens choose experts: " + purpose);
+    ExpertRows result;
+    result.exchanged.sent = sums_of_runs(host.first(experts), table.expert_ranks);
+    result.exchanged.received = sums_of_runs(
+        host.subspan(static_cast<size_t>(1 + table.tensor_rank) * experts, experts), table.expert_ranks);
+    result.gathered = sums_of_runs(host.subspan(experts), table.tensor_ranks);
+    result.of_experts = table.received(all);
+    return result;
+  });
 }
 
-ExpertRows equal_counts(const Tensor& sizes, int64_t capacity, const ExpertRanks& ranks) {
+ExpertRows equal_counts(const Tensor& sizes, int64_t capacity, const ExpertParallel& ranks) {
   const CountTable table(sizes, ranks);
   const auto expert_ranks = static_cast<size_t>(table.expert_ranks),
              tensor_ranks = static_cast<size_t>(table.tensor_ranks);

@@ -1,11 +1,12 @@
-// Rows of a matrix that go to other ranks, with numbers that differ from rank to rank. Every rank of the
-// group calls the same operations in the same order. Rows of one rank follow each other, in the order of the
-// ranks; transfers without rows are left out on both sides. Counts have one element for each rank of the
-// group. What rank A sends to rank B is what B receives from A; exchange_counts() tells each rank what it
-// will receive.
+// Exchanges of matrix rows between the ranks of a group, whose numbers of rows may differ. Every rank of the
+// group calls the same operations in the same order. Counts have one element for each rank of the group, and
+// rows lie in the order of these ranks. The count that rank A sends to rank B equals the count that B
+// receives from A (exchange_counts() tells each rank what it will receive); two ranks with a count of 0
+// transfer nothing.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "ops/tape.hpp"
 
 namespace capstan::ops {
+
+int64_t total(std::span<const int64_t> counts);
 
 struct RowCounts {
   std::vector<int64_t> sent, received;
@@ -61,21 +64,23 @@ struct ExpertRows {
   Tensor of_experts;
 };
 
-// The ranks over which experts are sharded; null: one rank.
-struct ExpertRanks {
-  // Ranks that hold different experts; several.
+// The ranks over which experts are sharded (comm/mesh.hpp). Null: one rank.
+struct ExpertParallel {
+  // Ranks that hold different experts: `ep`.
   comm::Communicator* expert = nullptr;
-  // Ranks that hold different parts of the width of the same experts.
+  // Ranks that hold different parts of the width of the same experts: `etp`.
   comm::Communicator* tensor = nullptr;
+  // Both: `etp-ep`, expert tensor-parallel ranks first.
+  comm::Communicator* expert_tensor = nullptr;
 };
 
-// Exchanges sizes i64 [experts]: the rows that this rank has for each expert of all ranks. The host waits for
-// the device, once. In a recomputed region the counts of the first pass are used again. On the meta device
-// the load is equal: `rows` rows over all experts. purpose: "experts of layer 3". ErrorCode::rank_failure
-// names a rank that announces an impossible count.
-ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertRanks& ranks,
+// Exchanges sizes i64 [experts]: the rows that this rank has for each expert of all ranks, which are several.
+// The host waits for the device, once; a recomputed region uses the counts of its first pass, without
+// waiting. On the meta device the load is equal: `rows` rows over all experts. purpose: "experts of layer 3".
+// ErrorCode::rank_failure names a rank that announces an impossible count.
+ExpertRows exchange_counts(Tape& tape, const Tensor& sizes, int64_t rows, const ExpertParallel& ranks,
                            const std::string& purpose);
 // Where each rank has `capacity` rows for each expert (sizes as above), so that the host need not wait.
-ExpertRows equal_counts(const Tensor& sizes, int64_t capacity, const ExpertRanks& ranks);
+ExpertRows equal_counts(const Tensor& sizes, int64_t capacity, const ExpertParallel& ranks);
 
 }  // namespace capstan::ops

@@ -328,19 +328,12 @@ void Tape::enter_last_layer() {
 
 // ---- recomputation ----------------------------------------------------------------------------------------
 
-Tensor Tape::choice(const std::function<Tensor()>& compute) {
-  if (!choices_) return compute();
-  if (repeated_) return choices_->at(next_choice_++);
-  choices_->push_back(compute());
-  return choices_->back();
-}
-
 std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> inputs, Body body) {
   // Inference, or inside of a region that is recomputed later.
   if (!recording()) return body(*this, inputs);
 
   // A nested region replays its section of the outer region's choices.
-  const auto choices = choices_ ? choices_ : std::make_shared<std::vector<Tensor>>();
+  const auto choices = choices_ ? choices_ : std::make_shared<std::vector<std::any>>();
   const size_t first_choice = next_choice_;
   std::vector<Tensor> outputs, saved;
   std::vector<bool> needs;

@@ -20,6 +20,7 @@
 // recording it and recomputes it in the backward pass, with side effects off and discrete choices replayed.
 #pragma once
 
+#include <any>
 #include <functional>
 #include <map>
 #include <memory>
@@ -113,6 +114,14 @@ class TraceScope {
   TapeObserver* observer_;
   TapeEvent event_;
 };
+
+// Runs `work` as a nested event.
+template <class Work>
+void traced(const StepContext& context, char phase, std::string name, Work&& work) {
+  TraceScope scope(context, phase, std::move(name));
+  work();
+  scope.end();
+}
 
 // A value on a tape. slot < 0: no gradient flows to it.
 struct Var {
@@ -217,8 +226,15 @@ class Tape {
   // its saved tensors are moved to host memory (StepContext::offload) and fetched one layer ahead of the
   // backward pass. name: "layer 3", for traces.
   void end_layer(const std::string& name, bool offloads);
-  // A discrete choice (routing, a split): computed in the first pass, replayed when the region is recomputed.
-  Tensor choice(const std::function<Tensor()>& compute);
+  // A discrete choice (routing, a split), of any copyable type: computed in the first pass, replayed when the
+  // region is recomputed. `compute` makes no other choice.
+  template <class Compute>
+  auto choice(const Compute& compute) {
+    using Choice = decltype(compute());
+    if (!choices_) return compute();
+    if (!repeated_) return std::any_cast<Choice>(choices_->emplace_back(compute()));
+    return std::any_cast<Choice>(choices_->at(next_choice_++));
+  }
 
   // Runs the backward pass, last operation first, from gradients of outputs by name (undefined: zero). With
   // delay_weight_gradients, weight gradients wait for run_weight_gradients(). Drops entries and saved tensors
@@ -300,7 +316,7 @@ class Tape {
   std::map<std::string, Var> outputs_;
   std::map<std::string, Tensor> input_gradients_;
   // The choices of the outermost recomputed region.
-  std::shared_ptr<std::vector<Tensor>> choices_;
+  std::shared_ptr<std::vector<std::any>> choices_;
   // The next of choices_ while the region is recomputed.
   size_t next_choice_ = 0;
   // The end of the last observed event.

@@ -35,14 +35,6 @@ double sent(const Tensor& x, const TensorParallel& parallel, int times) {
   return times * static_cast<double>(x.bytes()) * (parallel.size() - 1) / parallel.size();
 }
 
-// A section of an operation as a nested event, for traces and tests of overlap.
-template <class Work>
-void traced(StepContext& context, char phase, const char* name, Work&& work) {
-  TraceScope scope(context, phase, name);
-  work();
-  scope.end();
-}
-
 // Gathers the rows of a row-sharded tensor, block by block. A block is ordered by rank: [T, count, columns].
 class Gather {
  public:

@@ -84,6 +84,8 @@ struct ScheduleRun {
   // For each rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass, and
   // between forward pass and weight gradients.
   std::vector<int64_t> live, held;
+  // Idle time of rank 0 as a fraction of its work.
+  double bubble() const { return static_cast<double>(idle[0]) / static_cast<double>(ticks - idle[0]); }
 };
 // Simulates the schedule: an action begins when its rank is idle and its inputs have arrived. Sends take no
 // time and never wait.

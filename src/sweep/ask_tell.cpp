@@ -1,7 +1,5 @@
 #include "sweep/ask_tell.hpp"
 
-#include <cmath>
-
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"

@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
 #include "config/core/emit.hpp"
 #include "config/core/hash.hpp"
 #include "config/sections/batch_ramp.hpp"

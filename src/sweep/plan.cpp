@@ -159,10 +159,8 @@ void write_trial(const fs::path& directory, const ComposedPlan& planned, size_t 
 
 // Waits until earlier writes are on disk.
 void sync_all(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  ::syncfs(fd);
-  ::close(fd);
+  const FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() >= 0) ::syncfs(directory.get());
 }
 
 // The lock of a plan, held while it changes.
@@ -183,6 +181,20 @@ bool means(const TrialPlan& trial, const std::string& hash) {
 }
 bool has_configuration(const TrialPlan& trial, const std::string& hash) {
   return hash.starts_with(trial.configuration_hash.empty() ? trial.configuration : trial.configuration_hash);
+}
+
+// Throws ErrorCode::config if values were added and no trial with them is valid.
+void require_valid_addition(const Plan& before, const Plan& after) {
+  const auto existed = [&](const TrialPlan& trial) {
+    return std::ranges::any_of(before.trials, [&](const TrialPlan& one) { return means(one, trial.hash); });
+  };
+  if (!std::ranges::all_of(after.trials, existed)) return;
+  for (const InvalidTrial& one : after.invalid)
+    if (std::ranges::find(before.invalid, one) == before.invalid.end())
+      fail(ErrorCode::config,
+           "no added trial is valid; " + text_of(one.values, one.seed) + ":\n    " +
+               join(one.reasons, "\n    "),
+           "the sweep stays as it was");
 }
 
 // The first line in which two canonical forms differ: "optimizer.lr = 0.1, and now it would have 0.2".
@@ -468,6 +480,7 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   Plan before = read_plan(directory);
   Composer composer(planned.plan.definition);
   adopt(before, directory, composer);
+  require_valid_addition(before, planned.plan);
   ComposedPlan merged;
   merged.plan = planned.plan;
   merged.plan.trials.clear();

@@ -100,10 +100,10 @@ ComposedPlan make_plan(const Definition& definition);
 // The directory appears by a rename, complete.
 void write_plan(const std::filesystem::path& directory, const ComposedPlan& planned);
 
-// Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how many
-// were added. Throws ErrorCode::failed if the base recipe has changed since, and names the first field that
-// differs. A version with other fields computes another hash of the same recipe; then the recipes of the
-// trials are compared as this version reads them.
+// Adds the trials that the directory's plan lacks, and keeps the others with their states. Returns how
+// many were added. Throws ErrorCode::config if all added points are invalid, and ::failed if the base
+// recipe has changed since, and names the first field that differs. A version with other fields computes
+// another hash of the same recipe; then the recipes of the trials are compared as this version reads them.
 int64_t extend_plan(const std::filesystem::path& directory, const ComposedPlan& planned);
 
 // Adds one trial from values given by hand (`sweep ask`). It uses the directory's base and `set`, and is

@@ -1,7 +1,6 @@
 #include "sweep/points.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "base/error.hpp"

@@ -7,10 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <ctime>
 #include <map>
 #include <memory>
@@ -77,11 +75,10 @@ std::string log_tail(const fs::path& log) {
   std::error_code error;
   const auto size = static_cast<off_t>(fs::file_size(log, error));
   if (error) return {};
-  const int fd = ::open(log.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
+  const FileDescriptor file(::open(log.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return {};
   std::string text(static_cast<size_t>(std::min(size, kTail)), '\0');
-  const ssize_t got = ::pread(fd, text.data(), text.size(), std::max<off_t>(0, size - kTail));
-  ::close(fd);
+  const ssize_t got = ::pread(file.get(), text.data(), text.size(), std::max<off_t>(0, size - kTail));
   text.resize(static_cast<size_t>(std::max<ssize_t>(0, got)));
   while (text.ends_with('\n')) text.pop_back();
   size_t from = text.size();
@@ -263,9 +260,9 @@ class Runner {
     argv.push_back(nullptr);
     envp.push_back(nullptr);
     const std::string log = (attempt / "log.txt").string();
-    const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (output < 0) fail(ErrorCode::io, "cannot write `" + log + "`: " + system_error_text(errno));
-    const int input = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const FileDescriptor output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    if (output.get() < 0) fail(ErrorCode::io, "cannot write `" + log + "`: " + system_error_text(errno));
+    const FileDescriptor input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const pid_t parent = ::getpid();
     const pid_t child = ::fork();
     if (child == 0) {
@@ -273,19 +270,16 @@ class Runner {
       ::setpgid(0, 0);
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(kTerminalStop);
-      ::dup2(input, STDIN_FILENO);
-      ::dup2(output, STDOUT_FILENO);
-      ::dup2(output, STDERR_FILENO);
+      ::dup2(input.get(), STDIN_FILENO);
+      ::dup2(output.get(), STDOUT_FILENO);
+      ::dup2(output.get(), STDERR_FILENO);
       // The trial stays taken as long as its process lives.
       ::fcntl(active.lock.descriptor(), F_SETFD, 0);
       ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
       ::execvpe(argv[0], argv.data(), envp.data());
       ::_exit(127);
     }
-    const int problem = errno;
-    ::close(output);
-    if (input >= 0) ::close(input);
-    if (child < 0) fail(ErrorCode::io, "cannot start a process: " + system_error_text(problem));
+    if (child < 0) fail(ErrorCode::io, "cannot start a process: " + system_error_text(errno));
     ::setpgid(child, child);
     active.process = child;
   }
@@ -301,11 +295,8 @@ class Runner {
       return;
     }
     const fs::path file = store_.attempt(active.trial.id, active.attempt) / "stop";
-    const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    if (fd >= 0)
-      ::close(fd);
-    else
-      ::kill(active.process, SIGTERM);
+    const FileDescriptor stop(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+    if (stop.get() < 0) ::kill(active.process, SIGTERM);
   }
 
   void on_signal(int signal) {

@@ -1,10 +1,7 @@
 #include "sweep/slurm.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <set>

@@ -46,7 +46,7 @@ class BlockPages {
   // Workspaces that queues keep still have their sentinels, whose addresses the next mapping may use.
   ~BlockPages() {
     std::byte* const begin = mapping_.begin() + distance();
-    remove_sentinel(begin, begin + next_);
+    unpoison(begin, begin + next_);
   }
   BlockPages(const BlockPages&) = delete;
   BlockPages& operator=(const BlockPages&) = delete;

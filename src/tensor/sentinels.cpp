@@ -25,17 +25,17 @@ void poison([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std:
   __asan_poison_memory_region(begin, static_cast<size_t>(end - begin));
 #endif
 }
-void unpoison([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std::byte* end) {
-#ifdef CAPSTAN_POISONS_SENTINELS
-  __asan_unpoison_memory_region(begin, static_cast<size_t>(end - begin));
-#endif
-}
 // 0x7FF5 at even addresses: a NaN as bf16, fp16, fp32 and fp64, and another one than kNotWritten.
 std::byte sentinel_at(const std::byte* address) {
   return reinterpret_cast<uintptr_t>(address) % 2 == 0 ? std::byte{0xF5} : std::byte{0x7F};
 }
 }  // namespace
 
+void unpoison([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std::byte* end) {
+#ifdef CAPSTAN_POISONS_SENTINELS
+  __asan_unpoison_memory_region(begin, static_cast<size_t>(end - begin));
+#endif
+}
 void write_sentinel(std::byte* begin, std::byte* end) {
   unpoison(begin, end);
   for (std::byte* at = begin; at < end; ++at) *at = sentinel_at(at);
@@ -47,9 +47,6 @@ const std::byte* changed_sentinel(const std::byte* begin, const std::byte* end) 
   while (at < end && *at == sentinel_at(at)) ++at;
   poison(begin, end);
   return at;
-}
-void remove_sentinel(std::byte* begin, std::byte* end) {
-  unpoison(begin, end);
 }
 
 void Sentinels::write(const Block& block) {
@@ -84,7 +81,7 @@ Sentinels::Work Sentinels::remove(std::byte* data, int64_t launches) {
   const Block block = found->second;
   blocks_.erase(found);
   return [block, launches] {
-    const auto remove_both = [&] { remove_sentinel(block.data - kBytes, block.data + block.end); };
+    const auto remove_both = [&] { unpoison(block.data - kBytes, block.data + block.end); };
     try {
       verify(block, launches);
     } catch (...) {
@@ -112,7 +109,7 @@ Sentinels::Work Sentinels::check(int64_t launches) {
 Sentinels::Work Sentinels::begin_workspace(kernels::Workspace workspace, bool kept) const {
   return [begin = workspace.data + distance_, bytes = static_cast<int64_t>(workspace.bytes),
           rounded = block_bytes(workspace), kept] {
-    remove_sentinel(begin, begin + bytes);
+    unpoison(begin, begin + bytes);
     // A block of the compute queue holds NaNs since it was freed.
     if (kept) fill_not_written(begin, bytes);
     write_sentinel(begin + bytes, begin + rounded);

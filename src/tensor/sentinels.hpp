@@ -18,8 +18,8 @@ namespace capstan {
 void write_sentinel(std::byte* begin, std::byte* end);
 // Returns the first changed byte; `end` if there is none.
 const std::byte* changed_sentinel(const std::byte* begin, const std::byte* end);
-// Lets kernels use bytes that may have been sentinels.
-void remove_sentinel(std::byte* begin, std::byte* end);
+// Lets kernels use bytes that may have been sentinels: the address sanitizer reports accesses to these.
+void unpoison(const std::byte* begin, const std::byte* end);
 
 // The sentinels of a device's blocks. Each function returns work for the compute queue, in whose order blocks
 // are allocated and freed.

@@ -567,7 +567,7 @@ TEST_CASE("dataset=mock needs no data and no tokenizer") {
   }
 }
 
-TEST_CASE("a directory with a Hugging Face model that is named without its scheme is recognized") {
+TEST_CASE("a model of another program that is named without its scheme is recognized") {
   const ScratchDirectory scratch;
   std::filesystem::create_directories(scratch.file("smol"));
   scratch.write("smol/config.json", "{}");
@@ -582,4 +582,14 @@ TEST_CASE("a directory with a Hugging Face model that is named without its schem
   help({"check", "smol"}, "a recipe takes it as model=hf:smol");
   help({"check", "hf:smol"}, "this names a model: a recipe takes it as model=hf:smol");
   help({"check", "quickstart", "model=hf:gone"}, "not found: model = hf:gone");
+
+  scratch.write("m.gguf", "GGUF");
+  help({"check", "quickstart", "model=m.gguf"}, "the file of that name is a model: model=gguf:m.gguf");
+  help({"check", "quickstart", "model=./m.gguf"}, "as a model: model=gguf:./m.gguf");
+  for (const std::string name : {"m.gguf", "./m.gguf"}) {
+    help({"check", name}, "that file is a model: a recipe takes it as model=gguf:" + name);
+    scratch.write("my.yaml", "extends: " + name + "\n");
+    help({"check", "my.yaml"},
+         "that file is a model: write `model: gguf:" + name + "` in place of `extends`");
+  }
 }

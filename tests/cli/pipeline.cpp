@@ -82,14 +82,8 @@ TEST_CASE("without train.exit_signal_handler a signal ends the process as it alw
     launch.arguments = {
         "train",     "./tiny.yaml", "train.train_iters=1000000", "train.exit_signal_handler=false",
         "--run-dir", name};
-    bool sent = false;
-    launch.on_error_text = [&](const std::string& text, int) {
-      if (sent || !contains(text, "step 3")) return 0;
-      sent = true;
-      return signal;
-    };
+    launch.on_error_text = signal_at("step 3", signal);
     const Finished stopped = run(launch);
-    CHECK(sent);
     CHECK_MESSAGE(stopped.code == 128 + signal, stopped.err);
     CHECK(!contains(stopped.err, "continue with"));
   }
@@ -302,14 +296,8 @@ static void stop_and_resume(const std::string& name, int signal, const std::vect
   launch.directory = p.path();
   launch.arguments = {"train", "./tiny.yaml", "train.train_iters=1000000", "--run-dir", name};
   launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
-  bool sent = false;
-  launch.on_error_text = [&](const std::string& text, int) {
-    if (sent || !contains(text, "step 3")) return 0;
-    sent = true;
-    return signal;
-  };
+  launch.on_error_text = signal_at("step 3", signal);
   const Finished stopped = run(launch);
-  CHECK(sent);
   CHECK_MESSAGE(stopped.code == 75, stopped.err);
   CHECK(contains(stopped.err, "continue with"));
   const int64_t steps = static_cast<int64_t>(losses_of(p.file(name)).size());

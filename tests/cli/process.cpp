@@ -182,6 +182,14 @@ int count_lines(const std::string& text) {
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
+std::function<int(const std::string&, int)> signal_at(std::string moment, int signal, int milliseconds) {
+  return [=, sent = false](const std::string& text, int) mutable {
+    if (sent || !contains(text, moment)) return 0;
+    sent = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    return signal;
+  };
+}
 
 ScratchDirectory::ScratchDirectory() {
   path_ = (std::filesystem::temp_directory_path() / "capstan-cli-XXXXXX").string();

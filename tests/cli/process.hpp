@@ -61,6 +61,8 @@ std::vector<int> children_of(int process);
 
 int count_lines(const std::string& text);
 bool contains(const std::string& text, const std::string& part);
+// A Launch::on_error_text that sends one signal, some time after the text contains `moment`.
+std::function<int(const std::string&, int)> signal_at(std::string moment, int signal, int milliseconds = 0);
 
 // A directory that goes away with the object.
 class ScratchDirectory {

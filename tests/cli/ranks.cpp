@@ -172,16 +172,10 @@ TEST_CASE("capstan trace with two ranks: their queues in one file, transfers bes
 TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
   ScratchDirectory scratch;
   for (const int signal : {SIGINT, SIGTERM}) {
-    bool sent = false;
     const std::string name = "run" + std::to_string(signal);
     const Finished stopped =
         train_in(scratch, {"--nproc", "2", "train.train_iters=1000000", "--run-dir", name},
-                 [&](const std::string& text, int) {
-                   if (sent || !contains(text, "step 2")) return 0;
-                   sent = true;
-                   return signal;
-                 });
-    CHECK(sent);
+                 signal_at("step 2", signal));
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     CHECK(contains(stopped.err, "continue with"));
     const Finished on = train_in(scratch, {"train.train_iters=1000000", "train.exit_duration_in_mins=0.001",
@@ -193,18 +187,12 @@ TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
 TEST_CASE("without train.exit_signal_handler the first signal to the parent ends both ranks, unsaved") {
   ScratchDirectory scratch;
   for (const int signal : {SIGINT, SIGTERM}) {
-    bool sent = false;
     const std::string name = "run" + std::to_string(signal);
     const Finished stopped =
         train_in(scratch,
                  {"--nproc", "2", "train.train_iters=1000000", "train.exit_signal_handler=false",
                   "checkpoint.save_interval=null", "--run-dir", name},
-                 [&](const std::string& text, int) {
-                   if (sent || !contains(text, "step 2")) return 0;
-                   sent = true;
-                   return signal;
-                 });
-    CHECK(sent);
+                 signal_at("step 2", signal));
     CHECK_MESSAGE(stopped.code == 128 + signal, stopped.err);
     CHECK_FALSE(contains(stopped.err, "continue with"));
     const std::filesystem::path checkpoints = scratch.file(name) + "/checkpoints";

@@ -205,12 +205,7 @@ TEST_CASE(
     launch.arguments = train_tiny({"train.train_iters=1000000", "--run-dir", "r"});
     if (ranks > 1) launch.arguments.insert(launch.arguments.end(), {"--nproc", "2"});
     launch.environment = {"TMPDIR=" + scratch.file("tmp")};
-    bool sent = false;
-    launch.on_error_text = [&](const std::string& text, int) {
-      if (sent || !contains(text, "step 2")) return 0;
-      sent = true;
-      return SIGINT;
-    };
+    launch.on_error_text = signal_at("step 2", SIGINT);
     const Finished stopped = run(launch);
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     CHECK_MESSAGE(times(stopped.err, "stopping after this s") == 1, stopped.err);  // step or save
@@ -229,12 +224,7 @@ TEST_CASE("ctrl-C in the first step says that it is not timed, or its estimate; 
     launch.directory = scratch.path();
     launch.arguments = train_tiny({"train.train_iters=1000000", "train.micro_batch_size=1",
                                    "train.global_batch_size=3000", "--run-dir", run_directory});
-    launch.on_error_text = [&, sent = false](const std::string& printed, int) mutable {
-      if (sent || !contains(printed, text)) return 0;
-      sent = true;
-      ::usleep(1000 * milliseconds);
-      return SIGINT;
-    };
+    launch.on_error_text = signal_at(text, SIGINT, milliseconds);
     const Finished stopped = run(launch);
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     return stopped.err;
@@ -355,11 +345,7 @@ TEST_CASE(
                 "resilience.spike_window=8", "resilience.loss_spike_action=skip", "--run-dir", "failed"});
   CHECK_MESSAGE(failed.code == 1, failed.err);
   CHECK(state_of(scratch, "failed") == "failed");
-  const auto kill_once = [sent = false](const std::string& text, int) mutable {
-    if (sent || !contains(text, "step 2")) return 0;
-    sent = true;
-    return SIGKILL;
-  };
+  const auto kill_once = signal_at("step 2", SIGKILL);
   const Finished killed = train_in(scratch, {"train.train_iters=1000000", "--run-dir", "killed"}, kill_once);
   CHECK(killed.code == 128 + SIGKILL);
   CHECK(state_of(scratch, "killed") == "killed");
@@ -408,12 +394,7 @@ TEST_CASE("a signal within an evaluation is answered at once, and the run stops 
     return train_in(scratch,
                     {"train.train_iters=1000000", "validation.eval_interval=2", "validation.eval_iters=3000",
                      "--run-dir", "r" + std::to_string(milliseconds)},
-                    [sent = false, milliseconds](const std::string& text, int) mutable {
-                      if (sent || !contains(text, "step 2/")) return 0;
-                      sent = true;
-                      ::usleep(1000 * milliseconds);
-                      return SIGINT;
-                    });
+                    signal_at("step 2/", SIGINT, milliseconds));
   };
   // A signal that comes before the evaluation of step 2, or after it, says nothing here.
   const auto was_within = [](const Finished& run) {

@@ -342,13 +342,7 @@ TEST_CASE("interrupted once, trials save and go on later; what is hopeless is pr
   Launch launch;
   launch.directory = scratch.path();
   launch.arguments = {"sweep", "run", "s", "--slots", "2"};
-  bool sent = false;
-  launch.on_error_text = [&](const std::string& text, int) {
-    if (sent || !contains(text, "started")) return 0;
-    sent = true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    return SIGINT;
-  };
+  launch.on_error_text = signal_at("started", SIGINT, 1500);
   const Finished stopped = run(launch);
   CHECK(stopped.code == 75);
   CHECK(contains(stopped.err, "2 pending; continue with: capstan sweep run s"));
@@ -409,12 +403,7 @@ TEST_CASE("a trial that a dead host holds is waited for; one that lives is left 
   CHECK(contains(left.err, "is held by elsewhere.example, process 1 since 2026-01-01T00:00:00Z: waiting"));
   CHECK(contains(left.err, "0 done, 1 running elsewhere"));
   claim(60);
-  bool sent = false;
-  launch.on_error_text = [&](const std::string& text, int) {
-    if (sent || !contains(text, "waiting")) return 0;
-    sent = true;
-    return SIGUSR1;
-  };
+  launch.on_error_text = signal_at("waiting", SIGUSR1);
   const Finished stopped = run(launch);
   CHECK(stopped.code == 75);  // so that a batch script puts its task back
   CHECK(contains(stopped.err, "1 pending"));

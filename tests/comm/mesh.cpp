@@ -87,7 +87,6 @@ TEST_CASE("a map of stages decides which ranks have links and hold the embedding
   std::set<std::vector<int64_t>> pairs, backward;
   for (const std::string& name : Mesh(v, 0).group_names()) {
     if (!Mesh::is_link(name)) continue;
-    std::vector<int> seen(8);
     for (int64_t rank = 0; rank < 8; ++rank) {
       const auto members = Mesh(v, 0).members(name, rank);
       CHECK(std::count(members.begin(), members.end(), rank) == 1);

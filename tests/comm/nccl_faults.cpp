@@ -1,31 +1,19 @@
 // Worlds of real processes whose devices transfer by the stand-in for NCCL: a fault ends them with code 4 and
 // one report, which names rank, collective and group.
 #include <doctest/doctest.h>
-#include <stdio.h>
-#include <sys/wait.h>
 
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "tests/support/processes.hpp"
+
+using namespace capstan;
 
 namespace {
 
-struct Ended {
-  int code;
-  std::string text;
-};
 // fault: the arguments of nccl_rank_at_fault.
-Ended run_nccl_fault(const std::string& fault) {
-  const std::string command =
-      "timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" CAPSTAN_NCCL_RANK_AT_FAULT "' " +
-      fault + " 2>&1 </dev/null";
-  FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe);
-  std::string text;
-  char buffer[4096];
-  while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
-  const int status = ::pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
+test::Ended run_nccl_fault(const std::string& fault) {
+  return test::run_ranks(2, CAPSTAN_NCCL_RANK_AT_FAULT, fault);
 }
 int64_t count_of(const std::string& text, const std::string& part) {
   int64_t count = 0;
@@ -36,7 +24,7 @@ int64_t count_of(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("faults of transfers between devices: a world ends by itself and names rank, batch and group") {
-  const Ended fine = run_nccl_fault("none");
+  const test::Ended fine = run_nccl_fault("none");
   CHECK_MESSAGE(fine.code == 0, fine.text);
   CHECK_MESSAGE(count_of(fine.text, "error: ") == 0, fine.text);
 
@@ -73,7 +61,7 @@ TEST_CASE("faults of transfers between devices: a world ends by itself and names
   };
   for (const auto& [fault, named] : cases) {
     CAPTURE(fault);
-    const Ended ended = run_nccl_fault(fault);
+    const test::Ended ended = run_nccl_fault(fault);
     CHECK_MESSAGE(ended.code == 4, ended.text);
     CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
     for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
@@ -83,13 +71,13 @@ TEST_CASE("faults of transfers between devices: a world ends by itself and names
   for (const auto& [fault, named] : cases) {
     if (std::string(fault) != "late_host" && std::string(fault) != "late_device") continue;
     CAPTURE(fault);
-    const Ended ended = run_nccl_fault(fault + std::string(" blocking"));
+    const test::Ended ended = run_nccl_fault(fault + std::string(" blocking"));
     CHECK_MESSAGE(ended.code == 4, ended.text);
     CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
     for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
   }
   // mpirun ends with the signal.
-  const Ended killed = run_nccl_fault("killed");
+  const test::Ended killed = run_nccl_fault("killed");
   CHECK_MESSAGE(killed.code == 137, killed.text);
   CHECK_MESSAGE(count_of(killed.text, "rank 1 on host `") == 1, killed.text);
   CHECK_MESSAGE(count_of(killed.text, " is gone at step 4, reduce") == 1, killed.text);

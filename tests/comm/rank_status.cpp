@@ -3,8 +3,6 @@
 #include "comm/watchdog/rank_status.hpp"
 
 #include <doctest/doctest.h>
-#include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -14,6 +12,7 @@
 #include "comm/watchdog/rank_status_files.hpp"
 #include "comm/world.hpp"
 #include "tests/support/errors.hpp"
+#include "tests/support/processes.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
@@ -262,18 +261,8 @@ TEST_CASE("publishing costs less than a microsecond a collective") {
 
 // ---- real processes ----
 
-// Exit code and output of a world of rank_at_fault.
-static std::pair<int, std::string> run(const std::string& fault, int ranks = 2) {
-  const std::string command = "timeout 60 mpirun -q -n " + std::to_string(ranks) +
-                              " --oversubscribe --allow-run-as-root '" CAPSTAN_RANK_AT_FAULT "' " + fault +
-                              " 2>&1 </dev/null";
-  FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe);
-  std::string text;
-  char buffer[4096];
-  while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
-  const int status = ::pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
+static test::Ended run(const std::string& fault, int ranks = 2) {
+  return test::run_ranks(ranks, CAPSTAN_RANK_AT_FAULT, fault);
 }
 
 TEST_CASE("ranks that the launcher ends after the first has returned 75 are not reported as gone") {

@@ -68,13 +68,6 @@ struct Copy {
   }
 };
 
-ExportSource exported_of(checkpoint::Reader& reader, const config::ModelConfig& model) {
-  ExportSource exported{&reader, model, {}};
-  for (const auto name : asset_files())
-    if (reader.has_file(name)) exported.assets.emplace_back(name, reader.read_text(name));
-  return exported;
-}
-
 }  // namespace
 
 TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files byte for byte") {
@@ -86,7 +79,7 @@ TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files
     const WriteResult in = write_checkpoint(*external, home.path() / "checkpoint", {});
     CHECK(in.tensors == static_cast<int64_t>(external->parameters(external->model())->names().size()));
     auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
-    write_hf(exported_of(reader, external->model()), home.path() / "back");
+    write_hf(test::exported_of(reader, external->model()), home.path() / "back");
 
     HfDirectory before(entry.path()), after(home.path() / "back");
     for (const std::string& tensor : before.names()) {

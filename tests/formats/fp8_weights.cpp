@@ -167,12 +167,9 @@ TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, a
   auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
   CHECK(reader.find("decoder.layers.1.mlp.router.expert_bias")->dtype == DType::f32);
   CHECK(reader.find("decoder.layers.1.mlp.router.weight")->dtype == DType::bf16);
-  ExportSource exported{&reader, external->model(), {}};
-  for (const auto name : asset_files())
-    if (reader.has_file(name)) exported.assets.emplace_back(name, reader.read_text(name));
   HfOptions options;
   options.dtype = DType::bf16;
-  write_hf(exported, home.path() / "back", options);
+  write_hf(test::exported_of(reader, external->model()), home.path() / "back", options);
   HfDirectory back(home.path() / "back");
   CHECK(back.names() == plain.names());
   CHECK_FALSE(json_of(back.read_text("config.json")).contains("quantization_config"));

@@ -40,22 +40,20 @@ Vec<int32_t> random_choices(int64_t tokens, int64_t topk, int64_t experts, uint6
 }
 
 Plan reference_plan(const PermutationShape& s, const Vec<int32_t>& experts, const Vec<double>& p) {
-  Plan plan{Vec<int64_t>(static_cast<size_t>(1 + 2 * s.experts)), Vec<int32_t>(experts.size(), -1),
+  Plan plan{Vec<int64_t>(static_cast<size_t>(1 + s.experts)), Vec<int32_t>(experts.size(), -1),
             Vec<int32_t>(static_cast<size_t>(s.rows()), -1)};
   int64_t row = 0;
   for (int64_t e = 0; e < s.experts; ++e) {
     Vec<size_t> slots;
     for (size_t i = 0; i < experts.size(); ++i)
       if (experts[i] == s.first + e) slots.push_back(i);
-    plan.numbers[static_cast<size_t>(1 + s.experts + e)] = static_cast<int64_t>(slots.size());
     if (s.capacity > 0 && static_cast<int64_t>(slots.size()) > s.capacity) {
       if (s.policy == DropPolicy::probability)
         std::stable_sort(slots.begin(), slots.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
       slots.resize(static_cast<size_t>(s.capacity));
       std::sort(slots.begin(), slots.end());
     }
-    int64_t size = s.pad ? s.capacity : static_cast<int64_t>(slots.size());
-    while (size % s.multiple != 0) ++size;
+    const int64_t size = s.pad ? s.capacity : static_cast<int64_t>(slots.size());
     for (size_t i = 0; i < slots.size(); ++i) {
       const auto at = row + static_cast<int64_t>(i);
       plan.row_of_slot[slots[i]] = static_cast<int32_t>(at);
@@ -88,8 +86,7 @@ void check_plan(const Plan& expected, Body&& body) {
 
 void check_shape(const PermutationShape& s, int64_t of_experts, uint64_t seed) {
   INFO(s.tokens, " tokens, ", s.topk, " of ", of_experts, ", experts ", s.first, " + ", s.experts,
-       ", capacity ", s.capacity, ", by probability ", s.policy == DropPolicy::probability, ", pad ", s.pad,
-       ", multiple ", s.multiple);
+       ", capacity ", s.capacity, ", by probability ", s.policy == DropPolicy::probability, ", pad ", s.pad);
   const Vec<int32_t> experts = random_choices(s.tokens, s.topk, of_experts, seed);
   Vec<double> p;
   // Few values: many are equal.
@@ -105,23 +102,25 @@ void check_shape(const PermutationShape& s, int64_t of_experts, uint64_t seed) {
 
 TEST_CASE("slots are sorted by expert, those of an expert by token") {
   for (const auto [tokens, topk, experts] :
-       {std::array<int64_t, 3>{0, 2, 4}, {1, 1, 1}, {7, 2, 5}, {100, 3, 8}, {700, 2, 37}})
-    for (const int64_t multiple : {1, 16}) {
-      check_shape({.tokens = tokens, .topk = topk, .experts = experts, .multiple = multiple}, experts, 11);
-      // Experts of one rank.
-      if (experts > 3)
-        check_shape({.tokens = tokens, .topk = topk, .first = 2, .experts = 2, .multiple = multiple}, experts,
-                    12);
-    }
+       {std::array<int64_t, 3>{0, 2, 4}, {1, 1, 1}, {7, 2, 5}, {100, 3, 8}, {700, 2, 37}}) {
+    check_shape({.tokens = tokens, .topk = topk, .experts = experts}, experts, 11);
+    // Experts of one rank.
+    if (experts > 3) check_shape({.tokens = tokens, .topk = topk, .first = 2, .experts = 2}, experts, 12);
+  }
 }
 
 TEST_CASE("slots beyond the capacity are dropped by probability or position, and rows padded") {
-  for (const auto [tokens, topk, experts] : {std::array<int64_t, 3>{7, 2, 5}, {100, 3, 8}, {600, 2, 9}})
+  for (const auto [tokens, topk, experts] :
+       {std::array<int64_t, 3>{7, 2, 5}, {100, 3, 8}, {600, 2, 9}, {50, 1, 1}})
     for (const int64_t capacity : {int64_t{1}, tokens / 4 + 1, tokens + 3})
       for (const auto policy : {DropPolicy::probability, DropPolicy::position})
-        for (const bool pad : {false, true})
-          for (const int64_t multiple : {1, 8})
-            check_shape({tokens, topk, 0, experts, capacity, policy, pad, multiple}, experts, 21);
+        for (const bool pad : {false, true}) {
+          check_shape({tokens, topk, 0, experts, capacity, policy, pad}, experts, 21);
+          // Experts of one rank, of which it may have one.
+          if (experts > 3)
+            for (const int64_t here : {1, 2})
+              check_shape({tokens, topk, 2, here, capacity, policy, pad}, experts, 22);
+        }
 }
 
 TEST_CASE("all tokens go to one expert") {
@@ -139,7 +138,7 @@ TEST_CASE("rows of several ranks are regrouped by expert") {
     for (const int32_t n : random_ints(ranks * experts, 5, 40)) counts.push_back(n % 3 == 0 ? 0 : n);
     const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
     for (const int64_t rows : {sum, sum + 9}) {
-      Plan expected{Vec<int64_t>(static_cast<size_t>(1 + 2 * experts)),
+      Plan expected{Vec<int64_t>(static_cast<size_t>(1 + experts)),
                     Vec<int32_t>(static_cast<size_t>(rows), -1), Vec<int32_t>(static_cast<size_t>(rows), -1)};
       int32_t row = 0;
       for (int64_t e = 0; e < experts; ++e)
@@ -151,7 +150,6 @@ TEST_CASE("rows of several ranks are regrouped by expert") {
               expected.row_of_slot[static_cast<size_t>(slot)] = row;
               expected.slot_of_row[static_cast<size_t>(row++)] = static_cast<int32_t>(slot);
               ++expected.numbers[static_cast<size_t>(1 + e)];
-              ++expected.numbers[static_cast<size_t>(1 + experts + e)];
               ++expected.numbers[0];
             }
           }
@@ -165,7 +163,7 @@ TEST_CASE("rows of several ranks are regrouped by expert") {
 
 TEST_CASE("rows in the order of experts and back, with weights and their gradient") {
   const PermutationShape s{
-      .tokens = 19, .topk = 3, .experts = 6, .capacity = 8, .policy = DropPolicy::position, .multiple = 4};
+      .tokens = 19, .topk = 3, .experts = 6, .capacity = 8, .policy = DropPolicy::position, .pad = true};
   const Plan plan = reference_plan(s, random_choices(s.tokens, s.topk, s.experts, 31), {});
   const int64_t rows = s.rows(), slots = s.slots();
   for (const DType type : kTypes)

@@ -397,6 +397,28 @@ TEST_CASE("simulated kernels: norms of wide rows fit into the shared memory of e
   set_most_shared_bytes(kernels::kMaxSharedBytes);
 }
 
+TEST_CASE("simulated kernels: gradients of head norm weights are refused where shared memory is too small") {
+  const kernels::HeadNormShape shape{
+      .qkv = {1, 198, 128}, .rows = 1, .query_cols = 198 * 128, .key_cols = 128, .eps = 1e-5f};
+  std::vector<float> x(static_cast<size_t>(shape.qkv.row()), 0.5f), dx(x.size()), dqueries(x.size()),
+      dkeys(x.size());
+  const std::array<float, 2> sums{1, 2};
+  const kernels::In in{x.data(), DType::f32};
+  const auto& norm = *kernels::simulated_table().head_norm;
+  std::vector<std::byte> workspace(norm.backward_workspace(shape, true).total(1));
+  for (const size_t shared_bytes : {kernels::kMaxSharedBytes, size_t{99} << 10}) {
+    set_most_shared_bytes(shared_bytes);
+    kernels::KernelError error;
+    LaunchContext context{.error = &error};
+    context.workspace = {workspace.data(), workspace.size()};
+    norm.backward(context, shape, in, in, sums.data(), sums.data(), in, in, {dx.data(), DType::f32},
+                  dqueries.data(), dkeys.data());
+    CHECK((error.file != nullptr) == (shared_bytes < kernels::kMaxSharedBytes));
+    if (error.file) CHECK_THROWS_WITH_AS(throw_kernel_error(error), doctest::Contains("wide QKV"), Error);
+  }
+  set_most_shared_bytes(kernels::kMaxSharedBytes);
+}
+
 TEST_CASE("simulated kernels: after a defect the next launch is as usual") {
   std::array<float, 64> out{};
   CHECK_THROWS_AS(launch(LaunchContext{}, {3, 64}, missing_barrier, out.data()), Error);

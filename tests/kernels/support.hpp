@@ -45,9 +45,8 @@ template <class T>
 std::vector<T> sizes(std::vector<T> all, std::vector<T> few) {
   return are_simulated() ? few : all;
 }
-// Whether a test with many cases runs this one. Simulated kernels get every n-th. Of the CPU's instruction
-// sets the best of the machine gets all cases; those below it, an emulated tile unit and builds with
-// sanitizers get a third, SSE4, AVX2 and AVX-512 another one each.
+// Whether a test with many cases runs this one. Simulated kernels get every n-th, an emulated tile unit and
+// builds with sanitizers a third: SSE4, AVX2 and AVX-512 another one each. All other kernels get all.
 inline bool runs_case(uint64_t number, uint64_t every) {
   if (are_simulated()) return number % (test::kSanitized ? 3 * every : every) == 0;
   // Not `number % 3`, which would select one value of an inner loop over three.

@@ -142,17 +142,17 @@ void add_experts(std::vector<Case>& cases) {
   const auto& expert_permutation = *testing::table().expert_permutation;
   for (const int64_t tokens : {5, 700}) {
     const kernels::PermutationShape s{.tokens = tokens, .topk = 1, .experts = 3, .capacity = tokens / 4};
-    cases.push_back({"plan of experts",
-                     expert_permutation.plan_workspace(s),
-                     {unset(DType::f32, 2 * (1 + 2 * s.experts)), unset(DType::f32, s.slots()),
-                      unset(DType::f32, s.rows())},
-                     [=, &expert_permutation, experts = random_ints(tokens, 1, s.experts),
-                      p = Array(DType::f32, random_values(tokens, 2))](kernels::Context& c, Vec<Array>& y) {
-                       Array probabilities = p;
-                       expert_permutation.plan(
-                           c, s, experts.data(), probabilities.f32(), reinterpret_cast<int64_t*>(y[0].f32()),
-                           reinterpret_cast<int32_t*>(y[1].f32()), reinterpret_cast<int32_t*>(y[2].f32()));
-                     }});
+    cases.push_back(
+        {"plan of experts",
+         expert_permutation.plan_workspace(s),
+         {unset(DType::f32, 2 * (1 + s.experts)), unset(DType::f32, s.slots()), unset(DType::f32, s.rows())},
+         [=, &expert_permutation, experts = random_ints(tokens, 1, s.experts),
+          p = Array(DType::f32, random_values(tokens, 2))](kernels::Context& c, Vec<Array>& y) {
+           Array probabilities = p;
+           expert_permutation.plan(
+               c, s, experts.data(), probabilities.f32(), reinterpret_cast<int64_t*>(y[0].f32()),
+               reinterpret_cast<int32_t*>(y[1].f32()), reinterpret_cast<int32_t*>(y[2].f32()));
+         }});
   }
 }
 

@@ -96,6 +96,11 @@ std::vector<config::ModelConfig> models_with_experts() {
   return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe()),
           larger_init(tiny_deepseek_moe())};
 }
+std::vector<config::ModelConfig> every_model() {
+  std::vector<config::ModelConfig> models = all_models();
+  for (config::ModelConfig& c : models_with_experts()) models.push_back(std::move(c));
+  return models;
+}
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0;
@@ -108,9 +113,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change no bit, dropout included", D,
                    EVERY_DEVICE) {
   const Data data = random_batch(2 * 19, 1);
-  std::vector<config::ModelConfig> models = all_models();
-  for (const config::ModelConfig& c : models_with_experts()) models.push_back(c);
-  for (config::ModelConfig c : models)
+  for (config::ModelConfig c : every_model())
     for (const DType type : {DType::f32, DType::bf16})
       for (const double dropout : {0.0, 0.2}) {
         if (D::kSlow && (type == DType::f32 || dropout == 0 || test::kSanitized)) continue;
@@ -252,8 +255,10 @@ TEST_CASE_TEMPLATE("documents packed into one sequence equal separate sequences"
 }
 
 TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward", D, EVERY_DEVICE) {
-  for (const config::ModelConfig& c : all_models())
+  for (const config::ModelConfig& c : every_model())
     for (const DType type : {DType::f32, DType::bf16}) {
+      // Rounding sends a token that is near a tie of the router to another expert.
+      if (c.num_moe_experts && type == DType::bf16) continue;
       const auto device = D::make(2);
       const auto model = models::build(c);
       SimpleStore store(*device, model->parameters(), type, true);

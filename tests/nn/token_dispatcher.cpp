@@ -59,7 +59,7 @@ class ExpertLayout {
 struct Case {
   nn::TokenDispatcher::Kind kind = nn::TokenDispatcher::Kind::alltoall;
   int64_t tokens = 7;
-  bool bias = false, recomputes = false, overlaps = false;
+  bool bias = false, recomputes = false, overlaps = false, balances = false;
   std::optional<double> capacity;
   bool pads = false;
   // All tokens choose the first two experts.
@@ -83,6 +83,7 @@ nn::Moe::Options options_of(const Case& c, int64_t experts) {
   o.capacity_factor = c.capacity, o.pad_to_capacity = c.pads;
   if (c.overlaps) o.shared_ffn = kWidth;
   o.overlap_shared = c.overlaps;
+  if (c.balances) o.balance = nn::Moe::Balance::micro_batch, o.balance_coefficient = 0.1;
   o.init = o.output_init = {Init::Kind::normal, 0.5};
   return o;
 }
@@ -125,6 +126,7 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
   };
   nn::TokenContext tokens;
   tokens.batch = 1, tokens.seq = c.tokens;
+  tokens.training = true;
   Result result;
   {
     Tape tape(context);
@@ -284,6 +286,21 @@ TEST_CASE("the shared expert is computed while rows are under way, forward and b
       CHECK((gemms >= 2) == overlaps);
     }
   }
+}
+
+TEST_CASE("a recomputed layer has the gathered choices and the summed counts of its first pass") {
+  if (world().size() == 1) return;
+  const auto device = test::Cpu::make(1);
+  const ExpertLayout layout(1);
+  nn::Parallel parallel = layout.parallel();
+  parallel.context.group = &world().communicator();
+  const Case c{.kind = nn::TokenDispatcher::Kind::allgather, .recomputes = true, .balances = true};
+  EventNames events;
+  (void)run(*device, parallel, c, 2 * world().size(), false, &events);
+  CHECK(std::ranges::count(events.names, "F permute") == 2);
+  CHECK(std::ranges::count(events.names, "F balance_loss") == 2);
+  CHECK(std::ranges::count(events.names, "C gather of chosen experts") == 1);
+  CHECK(std::ranges::count(events.names, "F all_reduce_" + world().communicator().name()) == 1);
 }
 
 TEST_CASE("on the meta device the load is equal, and rows of a capacity are exact") {

@@ -12,9 +12,6 @@
 namespace capstan::test {
 namespace {
 
-using Vars = std::vector<Var>;
-using Handles = std::vector<const Parameter*>;
-
 double real_part(double v) {
   return v;
 }

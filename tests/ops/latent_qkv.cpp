@@ -13,14 +13,6 @@ using namespace capstan::test;
 
 namespace {
 
-using Handles = std::vector<const Parameter*>;
-using Vars = std::vector<Var>;
-
-constexpr DType kElementTypes[] = {DType::f32, DType::bf16, DType::f16};
-double tolerance_of(DType type) {
-  return type == DType::f32 ? 2e-5 : type == DType::bf16 ? 3e-2 : 4e-3;
-}
-
 // Cosines and sines of any angles, [positions, rope_dim / 2]; not of unit length, as with YaRN.
 struct Angles {
   int64_t positions;
@@ -71,7 +63,7 @@ V packed(const ops::LatentHeads& h, const V& q, const V& kv, const V& k_rope, co
 }  // namespace
 
 TEST_CASE("split_columns: both parts, and the gradient of one of them alone") {
-  for (const DType type : kElementTypes)
+  for (const DType type : kTypes)
     for (const std::vector<bool>& used : std::vector<std::vector<bool>>{{}, {true, false}, {false, true}}) {
       OpCase c{.inputs = {random_value({5, 11}, 3)}, .type = type, .used_outputs = used};
       check_op(
@@ -91,7 +83,7 @@ TEST_CASE("split_columns: both parts, and the gradient of one of them alone") {
 
 TEST_CASE("latent_qkv: heads, a rotated key for all of them, and gradients") {
   const Vec<int32_t> positions{0, 3, 1, 5, 2};
-  for (const DType type : kElementTypes)
+  for (const DType type : kTypes)
     for (const ops::LatentHeads& h : {ops::LatentHeads{1, 3, 2, 5}, ops::LatentHeads{3, 5, 4, 7},
                                       ops::LatentHeads{2, 16, 8, 16}, ops::LatentHeads{5, 1, 34, 3}})
       for (const uint64_t seed : {1, 2}) {
@@ -100,7 +92,7 @@ TEST_CASE("latent_qkv: heads, a rotated key for all of them, and gradients") {
                             random_value({5, h.heads * (h.nope_dim + h.value_dim)}, seed + 1),
                             random_value({5, h.rope_dim}, seed + 2)},
                  .type = type,
-                 .tolerance = tolerance_of(type)};
+                 .tolerance = tolerance(type)};
         check_op(
             "latent_qkv", c,
             [&](Tape& t, Vars x, const Handles&) {
@@ -115,12 +107,11 @@ TEST_CASE("latent_qkv: heads, a rotated key for all of them, and gradients") {
 }
 
 TEST_CASE("attention of packed QKV whose values have a width of their own") {
-  for (const DType type : kElementTypes)
+  for (const DType type : kTypes)
     for (const auto& [qk, v] : {std::pair<int64_t, int64_t>{9, 7}, {3, 10}, {48, 32}}) {
       const int64_t width = std::max(qk, v), seq = 6, row = 3 * 3 * width;
       const kernels::QkvLayout layout{3, 1, width};
-      OpCase c{
-          .inputs = {random_value({2 * seq, row}, 4)}, .type = type, .tolerance = 2 * tolerance_of(type)};
+      OpCase c{.inputs = {random_value({2 * seq, row}, 4)}, .type = type, .tolerance = 2 * tolerance(type)};
       const double scale = 0.25;
       check_op(
           "attention", c,

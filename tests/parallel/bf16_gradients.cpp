@@ -1,7 +1,6 @@
 // Gradients in bf16, on any number of ranks: the bits of fp32 sums that are rounded where flat_store.hpp says
 // so, and training with them.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -10,7 +9,6 @@
 #include <span>
 
 #include "base/philox.hpp"
-#include "checkpoint/reader.hpp"
 #include "models/registry.hpp"
 #include "parallel/flat_store.hpp"
 #include "support/devices.hpp"
@@ -19,7 +17,6 @@
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
 #include "tests/parallel/store_run.hpp"
-#include "train/setup/state.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 
@@ -29,10 +26,6 @@ using config::ShardingStrategy;
 using parallel::FlatStore;
 
 namespace {
-
-constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                            ShardingStrategy::optim_grads,
-                                            ShardingStrategy::optim_grads_params};
 
 float rounded(float value) {
   return static_cast<float>(bf16(value));
@@ -381,33 +374,11 @@ TEST_CASE("a model learns as with gradients in fp32") {
 }
 
 TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KERNEL_DEVICES) {
-  int64_t id = ::getpid();
-  world().communicator().broadcast(&id, sizeof id, 0);
-  const auto scratch = std::filesystem::temp_directory_path() / ("capstan-bf16-" + std::to_string(id));
-  for (const char* strategy : {"no_shard", "optim_grads"}) {
-    const config::Config config = resolve_preset<D>(
-        "bf16_mixed", with(kAllNarrow, {std::string("ddp.data_parallel_sharding_strategy=") + strategy}));
-    const auto full = run(config, 6);
-    train::SavePlan plan;
-    plan.root = scratch / strategy;
-    if (world().rank() == 0) std::filesystem::create_directories(plan.root);
-    world().communicator().barrier();
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    std::filesystem::path saved;
-    {
-      train::StepRunner runner(config, world());
-      runner.initialize();
-      run_until(runner, config, 3);
-      saved = train::save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
-    }
-    auto reader = checkpoint::Reader::open(saved, checkpoint::Depth::content);
-    train::StepRunner runner(config, world());
-    runner.initialize();
-    runner.state() = train::load_state(reader, runner.store(), &runner.optimizer());
-    CHECK(std::vector<double>(full.begin() + 6, full.end()) == run_until(runner, config, 6));
-  }
-  world().communicator().barrier();
-  if (world().rank() == 0) std::filesystem::remove_all(scratch);
+  for (const char* strategy : {"no_shard", "optim_grads"})
+    check_resume(
+        resolve_preset<D>("bf16_mixed",
+                          with(kAllNarrow, {std::string("ddp.data_parallel_sharding_strategy=") + strategy})),
+        6, 3);
 }
 
 TEST_CASE_TEMPLATE("a step that is computed again has the same gradients", D, CPU_KERNEL_DEVICES) {

@@ -158,8 +158,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
       config.dist.data_parallel_size = 4 / tensor;
       config.dist.sequence_parallel = tensor == 2;
       config.ddp.bucket_size = 3000;
-      for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                  ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+      for (const auto strategy : kStrategies) {
         CAPTURE(text_of(strategy));
         CAPTURE(llama);
         CAPTURE(tensor);
@@ -178,8 +177,7 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
   const int64_t ranks = world().size();
   for (const auto& [half, narrow_gradients] : {std::pair(false, false), {true, false}, {true, true}})
     for (const bool overlap : {false, true})
-      for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                  ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+      for (const auto strategy : kStrategies) {
         CAPTURE(text_of(strategy));
         CAPTURE(half);
         CAPTURE(narrow_gradients);
@@ -254,8 +252,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
   for (const auto types : {Types::fp32, Types::bf16, Types::bf16_sent_in_fp32, Types::bf16_gradients})
     for (const int64_t micro_batches : {1, 3})
       for (const bool overlap : {false, true})
-        for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                    ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+        for (const auto strategy : kStrategies) {
           CAPTURE(text_of(strategy));
           CAPTURE(static_cast<int>(types));
           CAPTURE(micro_batches);
@@ -323,8 +320,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
 TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, gathers before the compute", D,
                    CPU_KERNEL_DEVICES) {
   if (world().size() == 1) return;
-  for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                              ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params})
+  for (const auto strategy : kStrategies)
     for (const bool recompute : {false, true}) {
       CAPTURE(text_of(strategy));
       CAPTURE(recompute);

@@ -122,8 +122,8 @@ int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, i
 
 // Whether the compute queue runs on while a tensor that a pipeline stage sends is not under way. The queue of
 // the stage's sends is held after the first one of a step, until the compute queue has come to the third, or
-// for `most` milliseconds.
-bool computes_beside_sends(const config::Config& config, int most) {
+// for twenty seconds.
+bool computes_beside_sends(const config::Config& config) {
   test::Running running(config);
   train::StepRunner& runner = running.runner;
   // Channels add their queues with their first batch.
@@ -148,7 +148,7 @@ bool computes_beside_sends(const config::Config& config, int most) {
       // The next receive, before the second send.
       CHECK(sends == 1);
       device.enqueue(*queue, [&] {
-        for (int i = 0; i < most && !runs_on.load(); ++i)
+        for (int i = 0; i < 20'000 && !runs_on.load(); ++i)
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         in_time.store(runs_on.load());
       });
@@ -303,7 +303,7 @@ TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings
     config.dist.pipeline_model_parallel_size = 2;
     config.train.global_batch_size = 4 * pairs;
     config.dist.distributed_backend = DistributedBackend::nccl_stand_in;
-    CHECK(computes_beside_sends(config, 20'000));
+    CHECK(computes_beside_sends(config));
   }
   {
     auto config = base;
@@ -380,8 +380,7 @@ TEST_CASE("sums on the communication queue give the bits of those on the compute
     }
   };
   for (const auto& [half, narrow_gradients] : {std::pair(false, false), {true, false}, {true, true}})
-    for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+    for (const auto strategy : kStrategies) {
       CAPTURE(text_of(strategy));
       CAPTURE(half);
       CAPTURE(narrow_gradients);

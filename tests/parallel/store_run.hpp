@@ -11,16 +11,13 @@
 
 #include "parallel/flat_store.hpp"
 #include "support/device_kind.hpp"
+#include "support/strategies.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
 namespace capstan::test {
-
-inline constexpr config::ShardingStrategy kShardedStrategies[] = {
-    config::ShardingStrategy::optim, config::ShardingStrategy::optim_grads,
-    config::ShardingStrategy::optim_grads_params};
 
 inline std::string text_of(config::ShardingStrategy strategy) {
   return std::string(config::enum_name(strategy));

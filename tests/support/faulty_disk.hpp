@@ -20,6 +20,20 @@ namespace capstan::checkpoint::test {
 
 namespace fs = std::filesystem;
 
+// Does what the real one does; tests override operations.
+class PassingDisk : public FileSystem {
+ public:
+  std::unique_ptr<File> create(const fs::path& path) override { return real_file_system().create(path); }
+  void make_directories(const fs::path& path) override { real_file_system().make_directories(path); }
+  void sync_directory(const fs::path& path) override { real_file_system().sync_directory(path); }
+  void rename_new(const fs::path& from, const fs::path& to) override {
+    real_file_system().rename_new(from, to);
+  }
+  bool exchange(const fs::path& a, const fs::path& b) override { return real_file_system().exchange(a, b); }
+  void remove_file(const fs::path& path) override { real_file_system().remove_file(path); }
+  void remove_directory(const fs::path& path) override { real_file_system().remove_directory(path); }
+};
+
 // Counts operations. At the n-th the disk refuses: once (an error), from then on (the process died, its last
 // write torn or not), or it is full from then on until cure(): what needs space fails, a write after half of
 // it, removing works.

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "support/main_parameters.hpp"
+#include "support/saves.hpp"
 #include "support/worlds.hpp"
 #include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -74,6 +76,28 @@ inline std::vector<double> run(const config::Config& config, int64_t until) {
   train::StepRunner runner(config, world());
   runner.initialize();
   return run_until(runner, config, until);
+}
+
+// Compares a run of `steps` steps with one that ends after `saved` steps and is resumed from its checkpoint,
+// bit by bit. `look` sees the checkpoint. Returns losses and gradient norms.
+inline std::vector<double> check_resume(const config::Config& config, int64_t steps, int64_t saved,
+                                        const std::function<void(const checkpoint::Reader&)>& look = {}) {
+  const std::vector<double> full = run(config, steps);
+  const SharedDirectory root;
+  {
+    train::StepRunner runner(config, world());
+    runner.initialize();
+    run_until(runner, config, saved);
+    save_in(root.path(), runner);
+  }
+  checkpoint::Reader reader = newest_in(root.path());
+  if (look) look(reader);
+  train::StepRunner runner(config, world());
+  runner.initialize();
+  load_into(runner, std::move(reader));
+  CHECK(runner.state().step == saved);
+  CHECK(std::vector<double>(full.begin() + 2 * saved, full.end()) == run_until(runner, config, steps));
+  return full;
 }
 
 }  // namespace capstan::test

@@ -200,6 +200,11 @@ TEST_CASE("an axis value more keeps the trials that are there, in their states")
   CHECK(store.state(first.trials[1].id) == State::pending);
   CHECK(fs::exists(place / "sweep.1.yaml"));
   CHECK(store.plan().trials[0].label == "lr=0.001,hidden_dropout=0");
+  more.words = {config::Override::token("optimizer.lr=-1")};
+  const Definition wrong = extended(read_plan(place).definition, more, true).definition;
+  CHECK_THROWS_WITH_AS(extend_plan(place, make_plan(wrong)),
+                       doctest::Contains("no added trial is valid; optimizer.lr=-1"), Error);
+  CHECK(read_plan(place).definition.text == store.plan().definition.text);
 
   const TrialPlan asked = add_trial(place, {{"optimizer.lr", "5e-3"}}, 4);
   CHECK(asked.seed == 4);

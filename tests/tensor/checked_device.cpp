@@ -1,13 +1,10 @@
 // The checked device finds every missing copy and wait.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
@@ -15,6 +12,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "support/processes.hpp"
 #include "tensor/access_order.hpp"
 #include "tensor/checked_queue.hpp"
 #include "tensor/host_view.hpp"
@@ -22,6 +20,8 @@
 #include "tensor/pinned_buffer.hpp"
 
 using namespace capstan;
+using test::fate_of;
+using test::kCrashed;
 
 namespace {
 
@@ -76,22 +76,6 @@ std::string error_of(const std::function<void()>& act) {
     return error.what();
   }
   return "";
-}
-
-constexpr int kCrashed = 42;
-
-// Runs `act` in a child: kCrashed when it touched memory that it may not touch, else 0. The child has this
-// thread only.
-int fate_of(const std::function<void()>& act) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::signal(SIGSEGV, [](int) { ::_exit(kCrashed); });
-    act();
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 }  // namespace

@@ -3,12 +3,9 @@
 #include "tensor/simulated_device.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <cmath>
-#include <csignal>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -19,6 +16,7 @@
 #include "base/error.hpp"
 #include "host_waits.hpp"
 #include "support/fake_cuda.hpp"
+#include "support/processes.hpp"
 #include "tensor/launch.hpp"
 
 using namespace capstan;
@@ -63,19 +61,6 @@ std::vector<float> ones(int64_t n) {
 constexpr std::array kKernelQueues{Queue::compute, Queue::communication, Queue::host_to_device,
                                    Queue::device_to_host};
 
-// 1 if `act` crashes in a child process.
-int crashes(const std::function<void()>& act) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::signal(SIGSEGV, [](int) { ::_exit(1); });
-    act();
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 }  // namespace
 
 TEST_CASE("simulated device: kernels run in the order of their calls, whoever queues them") {
@@ -114,9 +99,10 @@ TEST_CASE("simulated device: without a wait no kernel has run, and memory is NaN
 TEST_CASE("simulated device: host code that uses a tensor's memory crashes") {
   const auto device = simulated_device(false);
   const Tensor x = Tensor::from_host<float>(*device, {8}, ones(8));
-  CHECK(crashes([&] { (void)*reinterpret_cast<volatile char*>(x.address()); }) == 1);
-  CHECK(crashes([&] { *reinterpret_cast<volatile char*>(x.address() + 31) = 1; }) == 1);
-  CHECK(crashes([&] { (void)*reinterpret_cast<volatile char*>(device->kernel_address(x.address())); }) == 0);
+  CHECK(test::fate_of([&] { (void)*reinterpret_cast<volatile char*>(x.address()); }) == test::kCrashed);
+  CHECK(test::fate_of([&] { *reinterpret_cast<volatile char*>(x.address() + 31) = 1; }) == test::kCrashed);
+  CHECK(test::fate_of(
+            [&] { (void)*reinterpret_cast<volatile char*>(device->kernel_address(x.address())); }) == 0);
   CHECK(device->host_address(x.address()) == nullptr);
 }
 

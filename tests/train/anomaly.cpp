@@ -2,7 +2,6 @@
 #include "train/trainer/anomaly.hpp"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -35,41 +34,9 @@ using config::SpikeAction;
 
 namespace {
 
+using test::plan_in;
 using test::Running;
 using test::world;
-
-// A directory that all ranks share and that goes away after them.
-class Shared {
- public:
-  Shared() {
-    int64_t id = ::getpid() * 1000 + count()++;
-    world().communicator().broadcast(&id, sizeof id, 0);
-    path_ = (::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path()) /
-            ("capstan-anomaly-" + std::to_string(id));
-    if (world().rank() == 0) fs::create_directories(path_);
-    world().communicator().barrier();
-  }
-  ~Shared() {
-    world().communicator().barrier();
-    std::error_code error;
-    if (world().rank() == 0) fs::remove_all(path_, error);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  static int64_t& count() {
-    static int64_t n = 0;
-    return n;
-  }
-  fs::path path_;
-};
-
-SavePlan plan_in(const fs::path& root) {
-  SavePlan plan;
-  plan.root = root;
-  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-  return plan;
-}
 
 void poison(Running& r, const std::string& ending) {
   for (const auto& p : r.runner.model().parameters()) {
@@ -111,7 +78,7 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
     auto config = tiny_config(true, world().size());
     config.mixed_precision.params_dtype = precision;
-    const Shared root;
+    const test::SharedDirectory root;
     Running r(config);
     Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
     CHECK(r.runner.device().host_memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] > 0);
@@ -130,9 +97,8 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     CHECK(!saver.busy());
     CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
     Running other(config);
-    auto reader = checkpoint::Reader::open(ended->directory, checkpoint::Depth::content);
-    other.runner.state() = load_state(reader, other.runner.store(), &other.runner.optimizer());
-    other.loader = std::make_unique<data::Loader>(other.data[0], other.runner.loader_options());
+    test::load_into(other.runner, ended->directory);
+    other.open_loader();
     std::vector<double> rest;
     for (int i = 0; i < 4; ++i) rest.push_back(other.step().loss);
     CHECK(rest == full);
@@ -142,7 +108,7 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
 
 namespace {
 // Lets no thread but its own create a file before it may: a disk as slow as a test needs it.
-class HeldDisk final : public checkpoint::FileSystem {
+class HeldDisk final : public checkpoint::test::PassingDisk {
  public:
   void release() {
     held_ = false;
@@ -150,21 +116,7 @@ class HeldDisk final : public checkpoint::FileSystem {
   }
   std::unique_ptr<File> create(const fs::path& path) override {
     if (std::this_thread::get_id() != owner_) held_.wait(true);
-    return checkpoint::real_file_system().create(path);
-  }
-  void make_directories(const fs::path& path) override {
-    checkpoint::real_file_system().make_directories(path);
-  }
-  void sync_directory(const fs::path& path) override { checkpoint::real_file_system().sync_directory(path); }
-  void rename_new(const fs::path& from, const fs::path& to) override {
-    checkpoint::real_file_system().rename_new(from, to);
-  }
-  bool exchange(const fs::path& a, const fs::path& b) override {
-    return checkpoint::real_file_system().exchange(a, b);
-  }
-  void remove_file(const fs::path& path) override { checkpoint::real_file_system().remove_file(path); }
-  void remove_directory(const fs::path& path) override {
-    checkpoint::real_file_system().remove_directory(path);
+    return PassingDisk::create(path);
   }
 
  private:
@@ -182,7 +134,7 @@ std::map<std::string, std::string> tensor_files(const fs::path& directory) {
 }  // namespace
 
 TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes while training goes on") {
-  const Shared cpu_root, checked_root;
+  const test::SharedDirectory cpu_root, checked_root;
   std::map<std::string, std::string> files;
   std::vector<double> losses;
   for (const auto kind : {config::DeviceKind::cpu, config::DeviceKind::checked}) {
@@ -224,7 +176,7 @@ TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes whi
 
 TEST_CASE("the save ends at step boundaries; a failing rank is reported on all ranks and leaves nothing") {
   const auto config = tiny_config(true, world().size());
-  const Shared root;
+  const test::SharedDirectory root;
   Running r(config);
   Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
   r.step();
@@ -461,7 +413,7 @@ TEST_CASE("a spike without a checkpoint to return to is a step like one that is 
     std::vector<int64_t> steps, skipped;
     std::vector<double> losses;
   };
-  const Shared root;
+  const test::SharedDirectory root;
   Silent sink;
   const auto run = [&](SpikeAction action) {
     auto config = config_with_spikes(action);
@@ -491,7 +443,7 @@ TEST_CASE("a spike without a checkpoint to return to is a step like one that is 
 
 TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit") {
   auto config = config_with_spikes(SpikeAction::rewind);
-  const Shared root;
+  const test::SharedDirectory root;
   Silent sink;
   CHECK(train_in(root.path() / "uninterrupted", config, false, sink).step == 24);
   const Rows full = rows_of(root.path() / "uninterrupted");

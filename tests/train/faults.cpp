@@ -223,30 +223,23 @@ TEST_CASE(
 }
 
 // Every operation takes its time.
-class SlowDisk final : public FileSystem {
+class SlowDisk final : public PassingDisk {
  public:
   std::unique_ptr<File> create(const fs::path& path) override {
     wait();
-    return checkpoint::real_file_system().create(path);
+    return PassingDisk::create(path);
   }
   void make_directories(const fs::path& path) override {
     wait();
-    checkpoint::real_file_system().make_directories(path);
+    PassingDisk::make_directories(path);
   }
   void sync_directory(const fs::path& path) override {
     wait();
-    checkpoint::real_file_system().sync_directory(path);
+    PassingDisk::sync_directory(path);
   }
   void rename_new(const fs::path& from, const fs::path& to) override {
     wait();
-    checkpoint::real_file_system().rename_new(from, to);
-  }
-  bool exchange(const fs::path& a, const fs::path& b) override {
-    return checkpoint::real_file_system().exchange(a, b);
-  }
-  void remove_file(const fs::path& path) override { checkpoint::real_file_system().remove_file(path); }
-  void remove_directory(const fs::path& path) override {
-    checkpoint::real_file_system().remove_directory(path);
+    PassingDisk::rename_new(from, to);
   }
 
  private:

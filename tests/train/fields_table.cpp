@@ -502,7 +502,10 @@ void run_records() {
   changes("resilience.check_for_nan", "false",
           {"optimizer.lr=100", "optimizer.clip_grad=0", "optimizer.optimizer=sgd", "optimizer.min_lr=99",
            "optimizer.weight_decay=1e6"});
-  const Overrides steep = {"optimizer.lr=0.5", "train.train_iters=12"};
+  // Decay by lr * weight_decay = 3 doubles the weights in every step: the losses grow by themselves, whatever
+  // the rounding of the machine.
+  const Overrides growing = {"optimizer.optimizer=sgd", "optimizer.sgd_momentum=0",   "optimizer.lr=0.01",
+                             "optimizer.min_lr=0.009",  "optimizer.weight_decay=300", "train.train_iters=12"};
   const Overrides jumping = {"optimizer.lr=0.5", "resilience.spike_window=2", "train.train_iters=12"};
   const auto with = [&](Overrides more) {
     more.insert(more.begin(), jumping.begin(), jumping.end());
@@ -511,15 +514,17 @@ void run_records() {
   table.push_back({Kind::changes,
                    "resilience.loss_spike_action",
                    "warn",
-                   steep,
+                   growing,
                    View::run,
                    {},
-                   {"resilience.loss_spike_factor=1.0001", "resilience.spike_window=2"}});
-  changes("resilience.loss_spike_factor", "1.0001", with({"resilience.loss_spike_action=warn"}));
+                   {"resilience.loss_spike_factor=1.01", "resilience.spike_window=2"}});
+  Overrides warned_of = growing;
+  warned_of.insert(warned_of.end(), {"resilience.loss_spike_action=warn", "resilience.spike_window=2"});
+  changes("resilience.loss_spike_factor", "1.01", warned_of);
   table.push_back({Kind::changes,
                    "resilience.grad_norm_spike_action",
                    "skip",
-                   steep,
+                   {"optimizer.lr=0.5", "train.train_iters=12"},
                    View::run,
                    {},
                    {"resilience.grad_norm_spike_factor=1.01", "resilience.spike_window=2"}});

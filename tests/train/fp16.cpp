@@ -3,15 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <filesystem>
 
-#include "checkpoint/reader.hpp"
 #include "support/errors.hpp"
 #include "support/preset_recipe.hpp"
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
-#include "support/temporary_directory.hpp"
-#include "train/setup/state.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -189,22 +185,14 @@ TEST_CASE_TEMPLATE("a run in fp16 resumes bitwise, amid overflows and after them
   for (const int64_t saved : {3, 20}) {
     if (saved >= kSteps) continue;
     CAPTURE(saved);
-    const test::TemporaryDirectory mine;
-    // One directory for all ranks.
-    std::string root = mine.path().string();
-    root.resize(512);
-    world().communicator().broadcast(root.data(), static_cast<int64_t>(root.size()), 0);
-    SavePlan plan;
-    plan.root = std::filesystem::path(root.c_str());
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+    const test::SharedDirectory root;
     StepRunner runner(config, world());
     runner.initialize();
     run_until(runner, config, saved);
-    const auto directory = save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
+    const auto directory = test::save_in(root.path(), runner);
     StepRunner resumed(config, world());
     resumed.initialize();
-    auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
-    resumed.state() = load_state(reader, resumed.store(), &resumed.optimizer());
+    test::load_into(resumed, directory);
     REQUIRE(resumed.state().loss_scale);
     CHECK(*resumed.state().loss_scale == *runner.state().loss_scale);
     CHECK((resumed.optimizer().steps() < saved) == (resumed.state().loss_scale->scale < 16777216.0));
@@ -213,6 +201,5 @@ TEST_CASE_TEMPLATE("a run in fp16 resumes bitwise, amid overflows and after them
     REQUIRE(rest.size() == same.size());
     for (size_t i = 0; i < rest.size(); ++i)
       CHECK((rest[i] == same[i] || (std::isnan(rest[i]) && std::isnan(same[i]))));
-    world().communicator().barrier();
   }
 }

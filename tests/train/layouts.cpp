@@ -17,6 +17,7 @@
 #include "config/resolve/resolve.hpp"
 #include "data/indexed_writer.hpp"
 #include "support/paths.hpp"
+#include "support/running.hpp"
 #include "support/sanitized.hpp"
 #include "support/worlds.hpp"
 #include "tests/train/layouts_table.hpp"
@@ -151,8 +152,12 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   CHECK(static_cast<double>(used.peak) >= (1 - tolerance) * static_cast<double>(estimated.peak));
   CHECK(static_cast<double>(used.reserved) <= (1 + tolerance) * static_cast<double>(estimated.reserved));
   CHECK(static_cast<double>(used.reserved) >= (1 - tolerance) * static_cast<double>(estimated.reserved));
-  // With another number of rows another moment of the step may have the peak.
-  for (size_t category = 0; category < kMemoryCategories && tolerance == kTolerance; ++category) {
+  for (size_t category = 0; category < kMemoryCategories; ++category) {
+    // With another number of rows another moment of the step may have the peak, at which the optimizer's
+    // state is always there.
+    const bool lasts = category == static_cast<size_t>(MemoryCategory::main_parameters) ||
+                       category == static_cast<size_t>(MemoryCategory::moments);
+    if (tolerance != kTolerance && !lasts) continue;
     const auto apart =
         static_cast<double>(used.peak_by_category[category] - estimated.peak_by_category[category]);
     CHECK_MESSAGE(std::abs(apart) <= kTolerance * static_cast<double>(estimated.peak),
@@ -187,7 +192,7 @@ const Run& single_rank(const std::string& recipe, const std::string& overrides, 
   std::string maths;
   for (const char* const part :
        {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4, FP16, SGD, OF_SEQUENCES,
-        IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, kBatchOfEight})
+        IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, DROPS, kBatchOfEight})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
   if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);
@@ -300,7 +305,7 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
     const bool slow = overrides.find(SIMULATED) != std::string::npos;
     // The checked device finds a missing wait in every step, whether or not values differ.
     const bool checked = overrides.find(" train.device=checked") != std::string::npos;
-    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : checked ? 8 : 12;
+    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : checked ? 8 : 20;
     check_layout(layout.recipe, overrides, steps, !slow && !test::kSanitized);
   }
 }
@@ -374,15 +379,7 @@ TEST_CASE(
     };
     // Losses and gradient norms of two steps: the second's depend on the moments too.
     const auto next_steps = [](StepRunner& runner, const config::Config& config) {
-      const auto data = open_datasets(config, load_tokenizer(config).get());
-      data::Loader loader(data[0], runner.loader_options());
-      StepTimers timers;
-      std::vector<double> trace;
-      for (int i = 0; i < 2; ++i) {
-        const StepResult result = runner.train_step(loader, timers);
-        trace.insert(trace.end(), {result.loss, result.gradient_norm});
-      }
-      return trace;
+      return test::run_until(runner, config, runner.state().step + 2);
     };
     for (size_t from = 0; from < layouts.size(); ++from) {
       if (few && !layouts[from].fast && (!kAll || recipe == "dora")) continue;
@@ -407,9 +404,7 @@ TEST_CASE(
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());
           StepRunner runner(config, members);
           if (adapters) runner.initialize();
-          auto reader =
-              checkpoint::Reader::open(root / checkpoint::step_directory_name(2), checkpoint::Depth::content);
-          runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+          test::load_into(runner, root / checkpoint::step_directory_name(2));
           const fs::path again = save(members, runner, scratch() / ("to-" + std::to_string(to)));
           if (members.rank() == 0) CHECK((read_all(again) == saved));
           const auto trace = next_steps(runner, config);
@@ -435,13 +430,9 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
         std::string("dist.tp=2 dist.pp=2 ") + (sharded ? sharding : "") + kBatchOfEight;
     INFO(place, " with ", overrides);
     const config::Config config = resolve("gpt", overrides, world().size());
-    StepRunner runner(config, world());
-    runner.initialize();
-    const auto data = open_datasets(config, load_tokenizer(config).get());
-    data::Loader loader(data[0], runner.loader_options());
-    StepTimers timers;
-    runner.train_step(loader, timers);
-    for (const auto& piece : runner.store().parameter_shards()) {  // on the ranks that have some of it
+    test::Running r(config);
+    r.step();
+    for (const auto& piece : r.runner.store().parameter_shards()) {  // on the ranks that have some of it
       if (!piece.parameter->name().ends_with(place)) continue;
       Tensor values = piece.values;
       auto numbers = values.to_host<float>();
@@ -452,14 +443,14 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
     std::string message;
     // Where the optimizer's values are not those of the model, a step passes before the model has them.
     for (int step = 0; step < 2 && message.empty(); ++step) try {
-        runner.train_step(loader, timers);
+        r.step();
       } catch (const Error& error) {
         message = error.message();
       }
     CHECK_MESSAGE(message.find("the loss is nan") != std::string::npos, message);
     CHECK_MESSAGE(message.find(place) != std::string::npos, message);
-    REQUIRE(runner.failure_anomalies().size() == 1);
-    CHECK(runner.failure_anomalies()[0].event == "not_finite");
+    REQUIRE(r.runner.failure_anomalies().size() == 1);
+    CHECK(r.runner.failure_anomalies()[0].event == "not_finite");
   }
 }
 

@@ -1,7 +1,6 @@
 // The loop on any number of ranks: learning, determinism, resume and layouts.
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -15,6 +14,7 @@
 #include "support/devices.hpp"
 #include "support/main_parameters.hpp"
 #include "support/running.hpp"
+#include "support/strategies.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/setup/state.hpp"
@@ -26,6 +26,7 @@ using namespace capstan::train;
 
 namespace {
 
+using test::check_resume;
 using test::run;
 using test::run_until;
 using test::world;
@@ -36,15 +37,6 @@ config::Config tiny_config(bool llama, int64_t ranks) {
   config::Config config = capstan::testing::tiny_config(llama, ranks);
   config.train.device = test::device_kind(D::type);
   return config;
-}
-
-std::filesystem::path scratch() {
-  // The same on all ranks: rank 0's process number.
-  int64_t id = ::getpid();
-  world().communicator().broadcast(&id, sizeof id, 0);
-  const auto path = std::filesystem::temp_directory_path() / ("capstan-runner-" + std::to_string(id));
-  std::filesystem::create_directories(path);
-  return path;
 }
 
 }  // namespace
@@ -227,12 +219,8 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under 
     CAPTURE(layout);
     auto config = tiny_config<D>(true, 2);
     config.logger = single.logger;
-    using config::ShardingStrategy;
-    constexpr ShardingStrategy kSharding[] = {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                              ShardingStrategy::optim_grads,
-                                              ShardingStrategy::optim_grads_params};
     if (layout < 4)
-      config.ddp.data_parallel_sharding_strategy = kSharding[layout];
+      config.ddp.data_parallel_sharding_strategy = test::kStrategies[layout];
     else
       config.dist.data_parallel_size = 1;
     if (layout == 4) config.dist.tensor_model_parallel_size = 2;
@@ -249,53 +237,14 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under 
   }
 }
 
-namespace {
-
-// Compares a run of `steps` steps with one that ends after `saved` steps and is resumed from its checkpoint
-// in scratch() / `name`. Returns losses and gradient norms.
-std::vector<double> check_resume(const config::Config& config, const std::string& name, int64_t steps,
-                                 int64_t saved) {
-  const auto full = run(config, steps);
-  const auto root = scratch() / name;
-  SavePlan plan;
-  plan.root = root;
-  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-  {
-    StepRunner runner(config, world());
-    runner.initialize();
-    run_until(runner, config, saved);
-    save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
-  }
-  std::vector<std::string> refused;
-  const auto found = find_checkpoint(world(), root, refused);
-  REQUIRE(found);
-  CHECK(found->step == saved);
-  StepRunner runner(config, world());
-  runner.initialize();
-  auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
-  runner.state() = load_state(reader, runner.store(), &runner.optimizer());
-  const auto rest = run_until(runner, config, steps);
-  CHECK(std::vector<double>(full.begin() + 2 * saved, full.end()) == rest);
-  return full;
-}
-
-void remove_scratch() {
-  world().communicator().barrier();
-  const std::filesystem::path path = scratch();
-  if (world().rank() == 0) std::filesystem::remove_all(path);
-}
-
-}  // namespace
-
 TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in every precision", D, EVERY_DEVICE) {
   constexpr int64_t kSteps = D::kSlow ? 4 : 9, kSaved = D::kSlow ? 2 : 5;
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16, config::Precision::fp16}) {
     auto config = tiny_config<D>(true, world().size());
     config.mixed_precision.params_dtype = precision;
     config.mixed_precision.initial_loss_scale = 1024;
-    check_resume(config, std::string(config::enum_name(precision)), kSteps, kSaved);
+    check_resume(config, kSteps, kSaved);
   }
-  remove_scratch();
 }
 
 TEST_CASE(
@@ -320,11 +269,10 @@ TEST_CASE(
     config.optimizer.use_precision_aware_optimizer = config.optimizer.stochastic_rounding =
         kind.moments != MomentType::fp32;
     if (world().size() > 1) config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
-    const auto on_cpu = check_resume(config, kind.name + std::string("-cpu"), 5, 3);
+    const auto on_cpu = check_resume(config, 5, 3);
     config.train.device = config::DeviceKind::checked;
-    CHECK(check_resume(config, kind.name + std::string("-checked"), 5, 3) == on_cpu);
+    CHECK(check_resume(config, 5, 3) == on_cpu);
   }
-  remove_scratch();
 }
 
 TEST_CASE("Muon updates the matrices of the layers; Adam embeddings, output layer, norms and biases") {
@@ -378,21 +326,15 @@ TEST_CASE_TEMPLATE("a loss that is not finite stops the run before the optimizer
 
 TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all differences", D, EVERY_DEVICE) {
   auto config = tiny_config<D>(true, world().size());
-  const auto root = scratch() / "other";
-  SavePlan plan;
-  plan.root = root;
-  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  const test::SharedDirectory root;
   StepRunner runner(config, world());
   runner.initialize();
-  save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
+  test::save_in(root.path(), runner);
   config.model.ffn_hidden_size = 128;
   config.model.qk_layernorm = true;
   StepRunner other(config, world());
-  std::vector<std::string> refused;
-  auto reader =
-      checkpoint::Reader::open(find_checkpoint(world(), root, refused)->path, checkpoint::Depth::structure);
   try {
-    load_state(reader, other.store(), &other.optimizer());
+    test::load_into(other, test::newest_in(root.path()));
     FAIL("expected an error");
   } catch (const Error& error) {
     CHECK(error.message().find("does not fit the recipe's model") != std::string::npos);
@@ -400,9 +342,4 @@ TEST_CASE_TEMPLATE("a checkpoint of another model is refused with all difference
     CHECK(error.message().find("linear_fc1.weight") != std::string::npos);
     CHECK(error.message().find("is missing") != std::string::npos);
   }
-  world().communicator().barrier();
-  if (world().rank() == 0)
-    std::filesystem::remove_all(scratch());
-  else
-    scratch();
 }

@@ -244,31 +244,6 @@ TEST_CASE("a fraction of 0 offloads nothing, and an odd one complete blocks of f
 
 namespace {
 
-// One directory for all ranks, removed by rank 0.
-class SharedDirectory {
- public:
-  SharedDirectory() {
-    int64_t id = ::getpid();
-    world().communicator().broadcast(&id, sizeof id, 0);
-    path_ = std::filesystem::temp_directory_path() / ("capstan-optimizer-offload-" + std::to_string(id));
-  }
-  ~SharedDirectory() {
-    world().communicator().barrier();
-    if (world().rank() == 0) std::filesystem::remove_all(path_);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-SavePlan plan_in(const std::filesystem::path& root) {
-  SavePlan plan;
-  plan.root = root;
-  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-  return plan;
-}
-
 // Every tensor of a checkpoint, by name.
 std::map<std::string, std::vector<std::byte>> tensors_in(const std::filesystem::path& directory) {
   auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
@@ -294,7 +269,7 @@ TEST_CASE(
   for (const Variant& variant : saved) {
     const config::Config config =
         test::resolve_preset<test::Checked>(variant.preset, with(kBuckets, variant.overrides));
-    const SharedDirectory root;
+    const test::SharedDirectory root;
     const std::vector<config::Config> configs = {config, offloaded(config, 0.3), offloaded(config, 1)};
     std::vector<std::filesystem::path> directories;
     std::vector<std::vector<std::vector<float>>> ends;
@@ -304,8 +279,7 @@ TEST_CASE(
       r.step(), r.step();
       r.runner.device().synchronize();
       const int64_t copied = r.runner.device().copied_bytes(Queue::device_to_host);
-      directories.push_back(save_state(world(), plan_in(root.path() / std::to_string(i)), r.runner.state(),
-                                       r.runner.store(), r.runner.optimizer()));
+      directories.push_back(test::save_in(root.path() / std::to_string(i), r.runner));
       // State in host memory is written as it is.
       const bool from_device = r.runner.device().copied_bytes(Queue::device_to_host) > copied;
       CHECK(from_device == (i < 2));
@@ -317,8 +291,7 @@ TEST_CASE(
     for (const auto& directory : directories)
       for (const config::Config& resumed : configs) {
         Running r(resumed);
-        auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::structure);
-        r.runner.state() = load_state(reader, r.runner.store(), &r.runner.optimizer());
+        test::load_into(r.runner, directory);
         r.open_loader();
         CHECK(r.step().loss == losses[0]);
         CHECK(state_of(r.runner) == ends[0]);
@@ -330,13 +303,12 @@ TEST_CASE(
 
 TEST_CASE("an asynchronous save holds the offloaded state at its step") {
   const config::Config config = offloaded(test::resolve_preset<test::Checked>("bf16_mixed", kBuckets), 0.3);
-  const SharedDirectory root;
+  const test::SharedDirectory root;
   Running r(config);
   Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
   r.step(), r.step();
-  const auto now = save_state(world(), plan_in(root.path() / "now"), r.runner.state(), r.runner.store(),
-                              r.runner.optimizer());
-  saver.begin(plan_in(root.path() / "later"), r.runner.state());
+  const auto now = test::save_in(root.path() / "now", r.runner);
+  saver.begin(test::plan_in(root.path() / "later"), r.runner.state());
   r.step(), r.step();
   const auto ended = saver.finish();
   REQUIRE(ended);

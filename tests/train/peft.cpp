@@ -1,7 +1,6 @@
 // Adapters of PEFT in training: logits, gradients and losses of a few steps equal PEFT's own
 // (make_adapters.py), on one rank and on several; what is trained on one layout is saved alike from another.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include "formats/peft_mapping.hpp"
 #include "support/fixture.hpp"
 #include "support/paths.hpp"
+#include "support/saves.hpp"
 #include "support/worlds.hpp"
 #include "train/adapters/adapters.hpp"
 #include "train/adapters/peft_files.hpp"
@@ -120,22 +120,6 @@ Trained train_steps(const Case& c, comm::World& on, const config::Resolution& re
   return result;
 }
 
-// The same on all ranks; goes away with rank 0's.
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    int64_t id = ::getpid();
-    world().communicator().broadcast(&id, sizeof id, 0);
-    path = fs::temp_directory_path() / ("capstan-peft-" + std::to_string(id));
-    if (world().rank() == 0) fs::create_directories(path);
-    world().communicator().barrier();
-  }
-  ~Scratch() {
-    std::error_code error;
-    if (world().rank() == 0) fs::remove_all(path, error);
-  }
-};
-
 // The first moments under the names of the parameters.
 class Moments final : public checkpoint::TensorSource {
  public:
@@ -207,13 +191,13 @@ TEST_CASE("rank 0 reads an external base for its hash, and every rank knows it")
 
 TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
   if (world().size() > 1) return;
-  const Scratch scratch;
+  const test::SharedDirectory scratch;
   for (const Case& c : kCases) {
     if (!c.trains) continue;
     CAPTURE(c.adapter);
     const test::Fixture truth = truth_of(c);
     const auto recipe = recipe_of(c, 1, {});
-    const Trained one = train_steps(c, world(), recipe, 1, scratch.path / c.adapter / "one");
+    const Trained one = train_steps(c, world(), recipe, 1, scratch.path() / c.adapter / "one");
     CHECK(one.losses[0] == doctest::Approx(truth.get<float>("loss")[0]).epsilon(1e-5));
     auto reader = checkpoint::Reader::open(one.checkpoint, checkpoint::Depth::content);
     Moments moments(reader);
@@ -248,7 +232,7 @@ TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
       std::vector<std::string> more;
       if (plus != 1) more.push_back("peft.lora_plus_ratio=" + std::to_string(plus));
       const Trained ten = train_steps(c, world(), recipe_of(c, 1, more), 10,
-                                      scratch.path / c.adapter / ("ten" + std::to_string(plus)));
+                                      scratch.path() / c.adapter / ("ten" + std::to_string(plus)));
       const auto losses = truth.get<float>(plus == 1 ? "losses" : "losses_plus");
       for (size_t i = 0; i < losses.size(); ++i)
         CHECK(ten.losses[i] == doctest::Approx(losses[i]).epsilon(1e-5));
@@ -258,11 +242,11 @@ TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
 
 TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is saved again byte by byte") {
   if (world().size() != 4) return;
-  const Scratch scratch;
+  const test::SharedDirectory scratch;
   for (const Case& c : kCases) {
     if (!c.trains) continue;
     CAPTURE(c.adapter);
-    const fs::path root = scratch.path / c.adapter;
+    const fs::path root = scratch.path() / c.adapter;
     const Trained many =
         train_steps(c, world(), recipe_of(c, 4, {"dist.tp=2", "dist.pp=2"}), 5, root / "many");
     if (world().rank() == 0) {

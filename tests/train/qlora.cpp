@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "support/devices.hpp"
+#include "support/running.hpp"
 #include "support/tiny.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
@@ -22,23 +23,6 @@ config::Config with_adapters(config::Config config, config::BaseQuantization qua
   peft.quantization_block = 32;
   peft.quantization_double = two_stage;
   return config;
-}
-
-std::vector<double> losses(const config::Config& config) {
-  const auto alone = comm::World::single_process();
-  StepRunner runner(config, *alone);
-  runner.initialize();
-  const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  StepTimers timers;
-  std::vector<double> trace;
-  for (int i = 0; i < 4; ++i) {
-    timers.start_step();
-    const StepResult result = runner.train_step(loader, timers);
-    trace.push_back(result.loss);
-    trace.push_back(result.gradient_norm);
-  }
-  return trace;
 }
 
 }  // namespace
@@ -69,13 +53,13 @@ TEST_CASE(
     "beside weights in 4 bits every device gives the same losses, near those beside the weights themselves") {
   for (const bool llama : {false, true}) {
     config::Config config = capstan::testing::tiny_config(llama);
-    const auto exact = losses(with_adapters(config, config::BaseQuantization::none));
+    const auto exact = test::run(with_adapters(config, config::BaseQuantization::none), 4);
     config = with_adapters(config, config::BaseQuantization::nf4);
-    const auto cpu = losses(config);
+    const auto cpu = test::run(config, 4);
     config.train.device = config::DeviceKind::checked;
-    CHECK((losses(config) == cpu));
+    CHECK((test::run(config, 4) == cpu));
     config.train.threads = 3;
-    CHECK((losses(config) == cpu));
+    CHECK((test::run(config, 4) == cpu));
     for (size_t i = 0; i < cpu.size(); i += 2) {
       CHECK(cpu[i] != exact[i]);
       CHECK(cpu[i] == doctest::Approx(exact[i]).epsilon(0.02));

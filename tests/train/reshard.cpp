@@ -1,18 +1,16 @@
 // Checkpoints over layouts: what one sharding strategy saved, every other one loads, bit by bit.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <random>
 
 #include "comm/reduce.hpp"
+#include "support/running.hpp"
 #include "support/shards.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/setup/shard_regions.hpp"
-#include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
@@ -54,11 +52,7 @@ config::Config config_of(const Layout& layout) {
 }
 
 double step(StepRunner& runner, const config::Config& config) {
-  const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  StepTimers timers;
-  timers.start_step();
-  return runner.train_step(loader, timers).loss;
+  return test::run_until(runner, config, runner.state().step + 1)[0];
 }
 
 // Full parameters and moments, from the shards of all ranks.
@@ -82,17 +76,11 @@ std::vector<std::vector<double>> gathered(StepRunner& runner) {
   return all;
 }
 
-std::filesystem::path scratch() {
-  int64_t id = ::getpid();
-  world().communicator().broadcast(&id, sizeof id, 0);
-  return std::filesystem::temp_directory_path() / ("capstan-reshard-" + std::to_string(id));
-}
-
 }  // namespace
 
 TEST_CASE(
     "what a strategy saves, every strategy loads: parameters and moments bitwise, the next loss the same") {
-  const auto root = scratch();
+  const test::SharedDirectory root;
   const auto all = layouts();
   std::vector<std::vector<std::vector<double>>> saved;
   std::vector<double> next;
@@ -102,10 +90,7 @@ TEST_CASE(
     runner.initialize();
     step(runner, config);
     step(runner, config);
-    SavePlan plan;
-    plan.root = root / std::to_string(i);
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
+    test::save_in(root.path() / std::to_string(i), runner);
     saved.push_back(gathered(runner));
     next.push_back(step(runner, config));
   }
@@ -116,11 +101,7 @@ TEST_CASE(
       const auto config = config_of(all[to]);
       StepRunner runner(config, world());
       runner.initialize();
-      std::vector<std::string> refused;
-      const auto found = find_checkpoint(world(), root / std::to_string(from), refused);
-      REQUIRE(found);
-      auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
-      runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+      test::load_into(runner, test::newest_in(root.path() / std::to_string(from)));
       CHECK(runner.optimizer().steps() == 2);
       CHECK(gathered(runner) == saved[from]);
       CHECK(step(runner, config) == doctest::Approx(next[from]).epsilon(1e-6));
@@ -129,15 +110,11 @@ TEST_CASE(
   for (size_t from = 0; from < all.size(); ++from) {
     const auto config = config_of(all[from]);
     StepRunner runner(config, world());
-    std::vector<std::string> refused;
-    auto reader = checkpoint::Reader::open(
-        find_checkpoint(world(), root / std::to_string(from), refused)->path, checkpoint::Depth::structure);
+    auto reader = test::newest_in(root.path() / std::to_string(from));
     load_parameters(reader, runner.store());
     const auto values = gathered(runner);
     for (size_t p = 0; p < runner.model().parameters().size(); ++p) CHECK(values[p] == saved[from][p]);
   }
-  world().communicator().barrier();
-  if (world().rank() == 0) std::filesystem::remove_all(root);
 }
 
 TEST_CASE("initial values do not depend on how parameters are sharded") {

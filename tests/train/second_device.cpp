@@ -23,6 +23,7 @@
 #include "ops/matmul.hpp"
 #include "support/devices.hpp"
 #include "support/files.hpp"
+#include "support/running.hpp"
 #include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
@@ -223,15 +224,7 @@ class CallSlabDevice final : public QueuedSlabDevice {
 std::vector<double> train_on(std::unique_ptr<Device> device, const config::Config& config) {
   train::StepRunner runner(config, test::world(), std::move(device));
   runner.initialize();
-  const auto data = train::open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  std::vector<double> numbers;
-  train::StepTimers timers;
-  for (int step = 0; step < 4; ++step) {
-    const train::StepResult result = runner.train_step(loader, timers);
-    numbers.insert(numbers.end(), {result.loss, result.gradient_norm});
-  }
-  return numbers;
+  return test::run_until(runner, config, 4);
 }
 
 }  // namespace

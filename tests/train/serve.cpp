@@ -12,6 +12,7 @@
 #include "comm/reduce.hpp"
 #include "config/tools/show.hpp"
 #include "support/paths.hpp"
+#include "support/saves.hpp"
 #include "tests/kernels/reference.hpp"
 #include "tests/support/worlds.hpp"
 #include "train/inference/evaluate.hpp"
@@ -69,9 +70,7 @@ fs::path trained(const config::Resolution& resolution, comm::World& on, const st
   data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
   while (runner.state().step < 4) runner.train_step(loader, timers);
-  SavePlan plan;
-  plan.root = scratch() / name;
-  plan.run_id = "test", plan.recipe_hash = "0", plan.version = "test";
+  SavePlan plan = test::plan_in(scratch() / name);
   plan.recipe = stored.empty() ? config::resolved_recipe(resolution) : stored;
   if (on.rank() == 0) fs::create_directories(plan.root);
   on.communicator().barrier();

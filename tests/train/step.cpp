@@ -5,17 +5,14 @@
 
 #include <array>
 #include <bit>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <tuple>
 
 #include "base/error.hpp"
-#include "comm/collective_errors.hpp"
 #include "kernels/table.hpp"
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
-#include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -180,24 +177,15 @@ TEST_CASE("the host waits once for an evaluation, and for a save once a chunk of
     return device.host_waits() - before;
   };
   CHECK(waits_of([&] { r.runner.evaluate(r.data[0], 1); }) == 1);
-  const test::TemporaryDirectory root;
-  SavePlan plan;
-  // One directory for all ranks.
-  std::string path = root.path();
-  path = comm::gather_texts(world().communicator(), path)[0];
-  plan.root = path;
-  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  const test::SharedDirectory root;
   int64_t tensors = 0;
   for (const StateTensor& t : state_tensors(r.runner.store(), &r.runner.optimizer()))
     tensors += t.elements() > 0 ? 1 : 0;
-  const auto save = [&] {
-    save_state(world(), plan, r.runner.state(), r.runner.store(), r.runner.optimizer());
-  };
+  const auto save = [&] { test::save_in(root.path(), r.runner); };
   const int64_t copied = device.copied_bytes(Queue::device_to_host);
   CHECK(waits_of(save) == tensors);
   CHECK(device.copied_bytes(Queue::device_to_host) > copied);
   CHECK(waits_of([&] { r.step(); }) == 1);
-  world().communicator().barrier();
 }
 
 TEST_CASE(
@@ -508,22 +496,17 @@ TEST_CASE("with a static loss scale, a gradient that is not finite ends the run 
 }
 
 TEST_CASE("the loss scale is part of a checkpoint") {
-  if (world().size() > 1) return;
   const config::Config config = several_micro_batches(true);
   config::MixedPrecisionConfig fp16;
   fp16.initial_loss_scale = overflowing_scale(config);
   Running r(config);
   r.runner.scale_loss(fp16);
   for (int i = 0; i < 3; ++i) r.step();
-  const test::TemporaryDirectory root;
-  SavePlan plan;
-  plan.root = root.path();
-  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-  const auto directory = save_state(world(), plan, r.runner.state(), r.runner.store(), r.runner.optimizer());
+  const test::SharedDirectory root;
+  const auto directory = test::save_in(root.path(), r.runner);
   Running other(config);
   other.runner.scale_loss(fp16);
-  auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
-  other.runner.state() = load_state(reader, other.runner.store(), &other.runner.optimizer());
+  test::load_into(other.runner, directory);
   REQUIRE(other.runner.state().loss_scale);
   CHECK(*other.runner.state().loss_scale == *r.runner.state().loss_scale);
   CHECK(other.runner.state().loss_scale->overflows_left <= 0);
@@ -575,21 +558,10 @@ std::vector<double> check_growing_batch(config::DeviceKind device) {
     Running small(constant);
     for (int i = 0; i < 4; ++i) CHECK(small.step().loss == losses[static_cast<size_t>(i)]);
   }
-  // A run that continues from a checkpoint of the fifth step, whose batch has two units. Ranks, which have no
-  // directory together, only load their data again.
+  // A run that continues from a checkpoint of the fifth step, whose batch has two units.
   Running resumed(config);
-  if (world().size() == 1) {
-    const test::TemporaryDirectory root;
-    SavePlan plan;
-    plan.root = root.path();
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    const auto directory =
-        save_state(world(), plan, first.runner.state(), first.runner.store(), first.runner.optimizer());
-    auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
-    resumed.runner.state() = load_state(reader, resumed.runner.store(), &resumed.runner.optimizer());
-  } else {
-    for (int i = 0; i < 5; ++i) resumed.step();
-  }
+  const test::SharedDirectory root;
+  test::load_into(resumed.runner, test::save_in(root.path(), first.runner));
   resumed.open_loader();
   for (size_t i = 5; i < units.size(); ++i) CHECK(resumed.step().loss == losses[i]);
   CHECK(resumed.parameters() == full.parameters());

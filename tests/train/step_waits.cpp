@@ -10,7 +10,7 @@
 #include "kernels/table.hpp"
 #include "support/errors.hpp"
 #include "support/sanitized.hpp"
-#include "support/temporary_directory.hpp"
+#include "support/saves.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -163,11 +163,9 @@ TEST_CASE("a wait of the host for the copy of the state is found where an asynch
     runner.initialize();
     runner.device().synchronize();
     Saver saver(world(), runner.store(), runner.optimizer(), true, runner.device());
-    SavePlan plan;
-    const test::TemporaryDirectory root;
-    plan.root = root.path();
-    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
-    const std::string error = test::error_of([&] { saver.begin(plan, runner.state()); });
+    const test::SharedDirectory root;
+    const std::string error =
+        test::error_of([&] { saver.begin(test::plan_in(root.path()), runner.state()); });
     if (ignored < 0) {
       CHECK(error == "");
       saver.finish();

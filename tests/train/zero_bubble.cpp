@@ -1,24 +1,18 @@
 // Zero-bubble schedules train with the bits of 1F1B: the same stages, another order of the weight gradients.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
+#include <iterator>
 #include <sstream>
 
-#include "checkpoint/writer.hpp"
-#include "config/resolve/resolve.hpp"
-#include "support/paths.hpp"
+#include "support/preset_recipe.hpp"
+#include "support/running.hpp"
 #include "support/worlds.hpp"
-#include "train/setup/model.hpp"
-#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
-#include "train/trainer/saver.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -35,67 +29,14 @@ using test::world;
 #define ORDER_ZB_V "dist.pipeline_schedule=zb_v"
 
 config::Config resolve(const std::string& recipe, const std::string& overrides) {
-  config::Request request;
-  request.recipe = std::string(test::kSourceDirectory) + "/tests/train/layouts/" + recipe + ".yaml";
-  std::istringstream words(overrides + " dist.world_size=" + std::to_string(world().size()));
-  for (std::string word; words >> word;) request.overrides.push_back(config::Override::token(word));
-  const config::Resolution resolution = config::resolve(request);
-  resolution.require_ok();
-  return resolution.config;
+  std::istringstream words(overrides);
+  return test::resolve_layout(recipe, {std::istream_iterator<std::string>(words), {}});
 }
 
 using Trace = std::vector<double>;
 
-// A trainer that begins with the initial parameters, or with a checkpoint.
-class Run {
- public:
-  Run(const std::string& recipe, const std::string& overrides, const fs::path& checkpoint = {})
-      : config_(resolve(recipe, overrides)),
-        runner_(config_, world()),
-        data_(open_datasets(config_, nullptr)) {
-    runner_.initialize();
-    if (!checkpoint.empty()) {
-      auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::content);
-      runner_.state() = load_state(reader, runner_.store(), &runner_.optimizer());
-    }
-    loader_ = std::make_unique<data::Loader>(data_[0], runner_.loader_options());
-  }
-  // Losses and gradient norms.
-  Trace steps(int count) {
-    Trace trace;
-    for (int i = 0; i < count; ++i) {
-      const StepResult result = runner_.train_step(*loader_, timers_);
-      trace.insert(trace.end(), {result.loss, result.gradient_norm});
-    }
-    return trace;
-  }
-  fs::path save(const fs::path& root) {
-    SavePlan plan;
-    plan.root = root;
-    if (world().rank() == 0) fs::create_directories(root);
-    world().communicator().barrier();
-    return save_state(world(), plan, runner_.state(), runner_.store(), runner_.optimizer());
-  }
-  const config::Config& config() const { return config_; }
-  StepRunner& runner() { return runner_; }
-
- private:
-  const config::Config config_;
-  StepRunner runner_;
-  decltype(open_datasets(config_, nullptr)) data_;
-  std::unique_ptr<data::Loader> loader_;
-  StepTimers timers_;
-};
-
 Trace trace_of(const std::string& recipe, const std::string& overrides) {
-  return Run(recipe, overrides).steps(4);
-}
-
-// The same on all ranks.
-fs::path scratch() {
-  int64_t id = ::getpid();
-  world().communicator().broadcast(&id, sizeof id, 0);
-  return fs::temp_directory_path() / ("capstan-zero-bubble-" + std::to_string(id));
+  return test::run(resolve(recipe, overrides), 4);
 }
 
 struct Case {
@@ -183,29 +124,32 @@ TEST_CASE("ZB-V: losses are those of interleaved 1F1B, bit for bit; the norm is 
 
 TEST_CASE("ZB-V: both uses of a tied embedding are on the first rank") {
   if (world().size() != 2) return;
-  Run run("gpt", "dist.pp=2 " ORDER_ZB_V);
+  const config::Config config = resolve("gpt", "dist.pp=2 " ORDER_ZB_V);
+  StepRunner runner(config, world());
+  runner.initialize();
   const bool first = world().rank() == 0;
   int tables = 0;
-  for (const auto& parameter : run.runner().store().parameters())
+  for (const auto& parameter : runner.store().parameters())
     if (parameter->name() == "embedding.word_embeddings.weight") {
       ++tables;
       CHECK(parameter->spec().tied == ParamSpec::Tied::no);
     }
   CHECK(tables == (first ? 1 : 0));
-  CHECK(run.runner().mesh().group("embedding").is_single());
-  const auto& stages = run.runner().model().stages();
+  CHECK(runner.mesh().group("embedding").is_single());
+  const auto& stages = runner.model().stages();
   REQUIRE(stages.size() == 2);
   CHECK(stages.front().embedding == first);
   CHECK(stages.back().head == first);
   // Summed in another order than over two ranks.
-  const Trace two_tables = trace_of("gpt", "dist.pp=2 " TWO_CHUNKS), one_table = run.steps(4);
+  const Trace two_tables = trace_of("gpt", "dist.pp=2 " TWO_CHUNKS),
+              one_table = test::run_until(runner, config, 4);
   for (size_t i = 0; i < one_table.size(); ++i)
     CHECK(one_table[i] == doctest::Approx(two_tables[i]).epsilon(i % 2 ? 1e-4 : 1e-5));
 }
 
 TEST_CASE("a run continues with another schedule: 1F1B, ZB-H1 and ZB-V, bit for bit where stages are equal") {
   if (world().size() != 2) return;
-  const fs::path root = scratch();
+  const test::SharedDirectory root;
   for (const char* const precision : {"", BF16}) {
     const std::string usual = std::string("dist.pp=2 " ORDER_1F1B) + precision,
                       h1 = std::string("dist.pp=2 " ORDER_ZB_H1) + precision,
@@ -213,17 +157,17 @@ TEST_CASE("a run continues with another schedule: 1F1B, ZB-H1 and ZB-V, bit for 
     for (const auto& [from, to] : {std::pair{usual, h1}, {h1, usual}, {usual, v}, {v, h1}}) {
       INFO(from, " → ", to);
       static int number = 0;
-      Run first("llama", from);
-      first.steps(2);
-      const fs::path saved = first.save(root / std::to_string(number++));
-      const Trace expected = first.steps(3), got = Run("llama", to, saved).steps(3);
+      const config::Config before = resolve("llama", from), after = resolve("llama", to);
+      StepRunner first(before, world()), second(after, world());
+      first.initialize(), second.initialize();
+      test::run_until(first, before, 2);
+      test::load_into(second, test::save_in(root.path() / std::to_string(number++), first));
+      const Trace expected = test::run_until(first, before, 5), got = test::run_until(second, after, 5);
       if (from != v && to != v) CHECK(got == expected);
       for (size_t i = 0; i < got.size(); ++i)
         CHECK(got[i] == doctest::Approx(expected[i]).epsilon(*precision ? 2e-3 : 1e-6));
     }
   }
-  world().communicator().barrier();
-  if (world().rank() == 0) fs::remove_all(root);
 }
 
 TEST_CASE("memory: rank 0 needs no more than with 1F1B but the inputs of weight gradients, as estimated") {

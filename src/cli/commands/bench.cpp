@@ -147,7 +147,7 @@ void Bench::measure_kernels() {
                                       .copy_gbps = copy_,
                                       .seconds = seconds_,
                                       .wanted = [&](std::string_view name) { return wanted(name); }};
-  // Elsewhere the large model takes minutes, and is measured only where it is named.
+  // On a CPU the large model takes minutes: it is measured only if it is named.
   const bool accelerator = kernels::is_accelerator(kernel_gemm());
   options.large_model = accelerator || std::ranges::any_of(args_.words(), [](const std::string& word) {
                           return word.find(kernels::kLargeModel) != std::string::npos;

@@ -9,6 +9,7 @@
 #include "cli/recipe_input.hpp"
 #include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
+#include "config/core/external.hpp"
 #include "train/adapters/export_files.hpp"
 #include "train/adapters/peft_files.hpp"
 #include "train/setup/stored_recipe.hpp"
@@ -71,7 +72,8 @@ void note_no_tokenizer(const Context& context, const std::string& from, const st
 
 WriteResult convert_external(const Context& context, const std::string& from, const std::string& to) {
   const auto model = formats::ExternalModel::open(from);
-  if (!formats::is_external(to)) return formats::write_checkpoint(*model, to, dtype_argument(context.args));
+  if (!config::is_external_model("model", to))
+    return formats::write_checkpoint(*model, to, dtype_argument(context.args));
   const auto parameters = model->parameters(model->model());
   const WriteResult written =
       write_external(context, {parameters.get(), model->model(), model->assets()}, to);
@@ -120,7 +122,8 @@ std::string near_scheme(const std::string& name) {
 int run_convert(Context& context) {
   const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
   const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
-  if (!formats::is_external(from) && !formats::is_external(to) && !adapters_in && !adapters_out)
+  if (!config::is_external_model("model", from) && !config::is_external_model("model", to) && !adapters_in &&
+      !adapters_out)
     fail(ErrorCode::usage,
          "neither `" + from + "` nor `" + to + "` names a model of another program: one of them must",
          near_scheme(from) + near_scheme(to) + "write it as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
@@ -130,7 +133,7 @@ int run_convert(Context& context) {
   if (adapters_in && adapters_out)
     fail(ErrorCode::usage, "`" + from + "` and `" + to + "` are both PEFT's",
          "copy the directory; a Capstan checkpoint is a path without a scheme");
-  if (adapters_in && formats::is_external(to))
+  if (adapters_in && config::is_external_model("model", to))
     fail(ErrorCode::usage, "`" + from + "` holds adapters, and " + to + " takes a full model",
          "merge them into their base first: capstan merge " + from + " MERGED --base hf:DIRECTORY");
   if ((adapters_in || adapters_out) && context.args.has("dtype"))
@@ -144,10 +147,11 @@ int run_convert(Context& context) {
   if (context.args.has("shard-size") && !to.starts_with("hf:"))
     fail(ErrorCode::usage, "`--shard-size` applies to safetensors files", "write hf:DIRECTORY");
   const auto base = context.args.value("base");
-  const WriteResult written = adapters_in                  ? train::read_peft_files(from, to, base)
-                              : adapters_out               ? convert_adapters(from, to, base)
-                              : formats::is_external(from) ? convert_external(context, from, to)
-                                                           : convert_checkpoint(context, from, to);
+  const WriteResult written = adapters_in    ? train::read_peft_files(from, to, base)
+                              : adapters_out ? convert_adapters(from, to, base)
+                              : config::is_external_model("model", from)
+                                  ? convert_external(context, from, to)
+                                  : convert_checkpoint(context, from, to);
   if (context.args.has("json")) {
     put(dump_json(OrderedJson{{"schema", "capstan.convert/1"},
                               {"from", from},

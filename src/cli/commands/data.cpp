@@ -76,7 +76,7 @@ int run_data_prepare(Context& context) {
     options.json_keys.clear();
     for (const std::string_view key : split(*keys, ',')) options.json_keys.emplace_back(key);
   }
-  // The name of a dataset, as recipes have it, in place of the prefix of the names of all keys.
+  // PREFIX_KEY_document, the name of a dataset in recipes, stands for PREFIX.
   for (const std::string& key : options.json_keys)
     if (const std::string suffix = "_" + key + "_document"; options.output_prefix.ends_with(suffix))
       options.output_prefix.resize(options.output_prefix.size() - suffix.size());

@@ -1,6 +1,4 @@
 // capstan eval
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 

@@ -1,5 +1,4 @@
 // capstan generate
-#include <filesystem>
 #include <utility>
 
 #include "base/error.hpp"

@@ -2,12 +2,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <iterator>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
-#include "base/text.hpp"
 #include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"

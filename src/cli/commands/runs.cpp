@@ -11,7 +11,6 @@
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
-#include "train/records/metrics.hpp"
 #include "train/records/plot.hpp"
 #include "train/records/run_list.hpp"
 

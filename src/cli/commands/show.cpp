@@ -42,7 +42,6 @@ std::string pipeline_text(const config::Config& config) {
       train::pipeline_shape(config, config.train.num_microbatches.value_or(1));
   const parallel::Schedule schedule = parallel::make_schedule(shape);
   const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
-  const int64_t work = run.ticks - run.idle[0];
   const bool separate = shape.separates_weight_gradients();
   std::string text =
       schedule_name(shape) + ": " + counted(shape.ranks, "pipeline rank") + ", " +
@@ -50,8 +49,7 @@ std::string pipeline_text(const config::Config& config) {
       std::to_string(run.ticks) + " ticks; " +
       (separate ? "a forward pass, the input gradients and the weight gradients take 1 each"
                 : "a forward pass takes 1, a backward pass 2") +
-      "; each rank is idle for " + std::to_string(run.idle[0]) + " (bubble " +
-      fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
+      "; each rank is idle for " + std::to_string(run.idle[0]) + " (bubble " + fixed(100 * run.bubble(), 1) +
       "% of the work)\nlargest number of " +
       (shape.chunks > 1 ? "(micro-batch, chunk) pairs" : "micro-batches") + " in flight, from rank 0:";
   for (const int64_t live : run.live) text += " " + std::to_string(live);

@@ -128,29 +128,12 @@ int run_sweep_plan(Context& context) {
   });
 }
 
-// Throws ErrorCode::config if values were added and no trial with them is valid.
-void require_valid_addition(const sweep::Plan& before, const sweep::Plan& after) {
-  const auto existed = [&](const sweep::TrialPlan& trial) {
-    return std::ranges::any_of(before.trials, [&](const sweep::TrialPlan& one) {
-      return trial.hash.starts_with(one.hash.empty() ? one.id : one.hash);
-    });
-  };
-  if (!std::ranges::all_of(after.trials, existed)) return;
-  for (const sweep::InvalidTrial& one : after.invalid)
-    if (std::ranges::find(before.invalid, one) == before.invalid.end())
-      fail(ErrorCode::config,
-           "no added trial is valid; " + sweep::text_of(one.values, one.seed) + ":\n    " +
-               join(one.reasons, "\n    "),
-           "the sweep stays as it was");
-}
-
 int run_sweep_add(Context& context) {
   const std::string directory = context.args.word(0, "DIR");
   const sweep::Plan before = sweep::read_plan(directory);
   const sweep::Definition definition = accepted(
       context, sweep::extended(before.definition, command_line_of(context, before.definition.base), true));
   return finish_plan(context, definition, directory, [&](const sweep::ComposedPlan& planned) {
-    require_valid_addition(before, planned.plan);
     const int64_t added = sweep::extend_plan(directory, planned);
     return std::to_string(added) + (added == 1 ? " trial is" : " trials are") +
            " new; existing trials keep their state";

@@ -1,9 +1,7 @@
 // capstan sweep slurm
-#include <filesystem>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
-#include "base/text.hpp"
 #include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/sweep_text.hpp"
 #include "cli/table.hpp"

@@ -18,7 +18,7 @@ namespace capstan::cli {
 
 namespace {
 
-// "reading 1.2 MB of 3.4 MB", "counting 1,000 words", "merging 10 of 4,096 tokens".
+// "reading 1.2 MiB of 3.4 MiB", "counting 1 000 words", "merging 10 of 4 096 tokens".
 std::string progress_text(const text::TrainProgress& now) {
   const bool reads = now.phase == "reading";
   const auto amount = [&](int64_t done) {

@@ -21,12 +21,9 @@ std::string bubble_text(const config::Config& config, const train::StepMeasureme
   const parallel::PipelineShape shape = train::pipeline_shape(config, step.micro_batches);
   if (shape.ranks == 1 || train::backend_of(config.train.device).queues_work) return "";
   const parallel::ScheduleRun run = parallel::simulate(shape, parallel::make_schedule(shape));
-  const auto percent = [](double part, double of) { return fixed(100 * part / of, 1) + "%"; };
-  const auto idle = static_cast<double>(run.idle.front());
   return "pipeline of " + counted(step.micro_batches, "micro-batch") +
-         ": the ranks are idle or transfer for " + percent(step.bubble, 1) +
-         " of the time of their passes; simulated bubble " +
-         percent(idle, static_cast<double>(run.ticks) - idle) + "\n";
+         ": the ranks are idle or transfer for " + fixed(100 * step.bubble, 1) +
+         "% of the time of their passes; simulated bubble " + fixed(100 * run.bubble(), 1) + "%\n";
 }
 
 int run_trace(Context& context) {

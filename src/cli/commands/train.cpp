@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
 #include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"

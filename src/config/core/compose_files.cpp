@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -19,10 +18,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Help for a directory that is given as a recipe: what the directory holds, and how to use it.
-std::string directory_help(const std::string& name) {
+// Help for a directory or file whose name is given as a recipe: what it is, and how to use it.
+std::string found_help(const std::string& name) {
   std::error_code ignored;
   if (const std::string help = model_as_recipe_help(name); !help.empty()) return help;
+  if (!fs::is_directory(name, ignored)) return "to use the file of that name write `./" + name + "`";
   if (fs::exists(fs::path(name) / "recipe.yaml", ignored))
     return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string();
   return "that is a directory; a recipe is a file in it, or a name";
@@ -139,8 +139,8 @@ void Composer::read_recipe() {
       fail(ErrorCode::usage, "`" + shortened(name) + "` is an address, and recipes are read from files",
            "download the file and give its path");
     std::error_code ignored;
-    if (!text_ && fs::is_directory(name, ignored))
-      fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), directory_help(name));
+    if (!text_ && (fs::is_directory(name, ignored) || !model_scheme(name).empty()))
+      fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), found_help(name));
     // A path that cannot be looked at fails where it is read.
     if (!text_ && !fs::exists(name, ignored) && !ignored)
       fail_not_found("recipe", name,
@@ -155,9 +155,7 @@ void Composer::read_recipe() {
     if (!found) {
       std::error_code ignored;
       if (fs::exists(name, ignored))
-        fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
-             fs::is_directory(name, ignored) ? directory_help(name)
-                                             : "to use the file of that name write `./" + name + "`");
+        fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), found_help(name));
       if (const std::string file = name + ".yaml"; fs::is_regular_file(file, ignored))
         fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near_paths_help({file}));
       fail_no_recipe(
@@ -292,7 +290,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     if (cycle(identity, item, ring)) return;
     std::error_code ignored;
     const fs::path shown = fs::path(out_.sources[static_cast<size_t>(source)].name).parent_path() / item.text;
-    if (names_model(*file, item)) return;
+    if (report_model(*file, item)) return;
     parent = read_named(*file, shown.lexically_normal().string(), item.location);
   } else {
     const auto found = library_.recipe(item.text);
@@ -300,7 +298,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
       std::vector<std::string> names;
       for (const auto& entries : {library_.recipes(), library_.methods()})
         for (const auto& entry : entries) names.push_back(entry.name);
-      if (names_model((fs::path(origin.root) / item.text).string(), item)) return;
+      if (report_model((fs::path(origin.root) / item.text).string(), item)) return;
       auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.location);
       for (const auto& near : near_matches(item.text, names)) problem.help("did you mean `" + near + "`?");
       std::error_code ignored;
@@ -328,14 +326,13 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
 }
 
 // Reports a model of another program in place of a recipe.
-bool Composer::names_model(const std::string& file, const Node& item) {
-  std::error_code unknown;
+bool Composer::report_model(const std::string& file, const Node& item) {
   const bool has_scheme = is_external_model("model", item.text);
-  if (!has_scheme && !fs::exists(fs::path(file) / "config.json", unknown)) return false;
+  const std::string scheme = has_scheme ? "" : model_scheme(file);
+  if (!has_scheme && scheme.empty()) return false;
   error("C0501", not_found_text("recipe", shortened(item.text)), item.location)
-      .help((has_scheme ? "this names a model" : "a Hugging Face model is in that directory") +
-            std::string(": write `model: ") + (has_scheme ? "" : "hf:") + shortened(item.text) +
-            "` in place of `extends`");
+      .help((has_scheme ? "this names a model" : model_found_text(scheme)) + ": write `model: " + scheme +
+            shortened(item.text) + "` in place of `extends`");
   return true;
 }
 
@@ -422,7 +419,7 @@ void Composer::include(const SectionInfo& section, const std::string& file, Sour
   const auto source = read_named(path, shown, location);
   if (!source) return;
   const auto tree = parse(*source);
-  if (tree && !is_recipe(section, *tree, shown, location))
+  if (tree && !report_recipe(section, *tree, shown, location))
     write_section(section, *tree, Write::Op::set, location);
 }
 

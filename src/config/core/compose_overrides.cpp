@@ -57,7 +57,7 @@ void Composer::include_override(const ParsedOverride& one) {
   const auto source = read_named(file, one.file, one.value_location);
   if (!source) return;
   auto tree = parse(*source);
-  if (!tree || (target->section && is_recipe(*target->section, *tree, one.file, one.location))) return;
+  if (!tree || (target->section && report_recipe(*target->section, *tree, one.file, one.location))) return;
   const Origin origin{directory_of(file), Layer::Precedence::file};
   out_.layers.push_back({Layer::Precedence::file, {}});
   layer_ = out_.layers.size() - 1;

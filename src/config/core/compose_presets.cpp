@@ -13,15 +13,6 @@ namespace capstan::config {
 
 namespace {
 
-// The scheme with which a recipe names the model at a path: "hf:" for a directory with a config.json, "gguf:"
-// for a GGUF file. Empty: neither is there.
-std::string model_scheme(const std::string& directory, const std::string& name) {
-  const std::filesystem::path path = std::filesystem::path(directory) / name;
-  std::error_code unknown;
-  if (std::filesystem::exists(path / "config.json", unknown)) return "hf:";
-  return path.extension() == ".gguf" && std::filesystem::is_regular_file(path, unknown) ? "gguf:" : "";
-}
-
 template <class F>
 bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_own) {
   return std::any_of(soft.begin(), soft.end(),
@@ -101,7 +92,8 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   }
   auto& problem = preset_error(
       section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.location);
-  if (const std::string scheme = model ? model_scheme(request_.directory, value.text) : ""; !scheme.empty()) {
+  const std::filesystem::path path = std::filesystem::path(request_.directory) / value.text;
+  if (const std::string scheme = model ? model_scheme(path) : ""; !scheme.empty()) {
     problem.help((scheme == "hf:" ? "a Hugging Face model is in the directory of that name: model="
                                   : "the file of that name is a model: model=") +
                  scheme + value.text);
@@ -127,12 +119,12 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
 }
 
 // A model that is given by a path without its scheme, or by a name of the Hugging Face Hub.
-bool Composer::is_unnamed_model(const SectionInfo& section, const std::string& name,
-                                SourceLocation location) {
+bool Composer::report_unnamed_model(const SectionInfo& section, const std::string& name,
+                                    SourceLocation location) {
   if (section.name != "model") return false;
   const std::filesystem::path file = std::filesystem::path(request_.directory) / name;
   std::error_code unknown;
-  if (const std::string scheme = model_scheme(request_.directory, name); !scheme.empty()) {
+  if (const std::string scheme = model_scheme(file); !scheme.empty()) {
     error(
         "C0001",
         "`" + shortened(name) + "` is a " + (scheme == "hf:" ? "directory" : "GGUF file") + ", not a preset",
@@ -153,8 +145,8 @@ bool Composer::is_unnamed_model(const SectionInfo& section, const std::string& n
 }
 
 // A complete recipe in place of the fields of one section.
-bool Composer::is_recipe(const SectionInfo& section, const Node& tree, const std::string& name,
-                         SourceLocation location) {
+bool Composer::report_recipe(const SectionInfo& section, const Node& tree, const std::string& name,
+                             SourceLocation location) {
   if (tree.kind != Node::Kind::map) return false;
   for (const std::string& key : tree.keys) {
     const bool of_recipe = key == "models" || key == "unset" || schema_.find_section(key);
@@ -171,16 +163,13 @@ bool Composer::is_recipe(const SectionInfo& section, const Node& tree, const std
 
 void Composer::read_preset(const SectionInfo& section, const std::string& name, SourceLocation location,
                            std::vector<std::string>& chain) {
-  if (!budget(location) ||
-      (!is_external_model(section.name, name) && is_path(name) && is_unnamed_model(section, name, location)))
-    return;
+  const bool external = is_external_model(section.name, name), is_file = !external && is_path(name);
+  if (!budget(location) || (is_file && report_unnamed_model(section, name, location))) return;
+  const Source* const from = location.known() ? &out_.sources[static_cast<size_t>(location.source)] : nullptr;
   std::optional<int> source;
-  const bool cli =
-      location.known() && out_.sources[static_cast<size_t>(location.source)].kind == Source::Kind::cli;
-  if (is_external_model(section.name, name)) {
+  if (external) {
     // Relative to the file that names it.
-    std::string directory;
-    if (location.known()) directory = out_.sources[static_cast<size_t>(location.source)].directory;
+    const std::string directory = from ? from->directory : "";
     try {
       source = add_source(Source::Kind::file, name, external_model(absolute_name(name, directory)), {});
     } catch (const Error& problem) {
@@ -193,11 +182,11 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
           .help(problem.help());
       out_.malformed = true;
     }
-  } else if (is_path(name)) {
+  } else if (is_file) {
     std::string file = (std::filesystem::path(request_.directory) / name).string();
-    if (!cli && location.known()) {
-      const Source& from = out_.sources[static_cast<size_t>(location.source)];
-      const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory,
+    const bool cli = from && from->kind == Source::Kind::cli;
+    if (from && !cli) {
+      const Origin origin{from->kind == Source::Kind::embedded ? "" : from->directory,
                           Layer::Precedence::preset};
       const auto allowed = inside(name, location.source, origin, location);
       if (!allowed) return;
@@ -236,7 +225,7 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
   }
   chain.push_back(name);
   const auto tree = parse(*source);
-  if (!tree || (is_path(name) && is_recipe(section, *tree, name, location))) return;
+  if (!tree || (is_file && report_recipe(section, *tree, name, location))) return;
   if (const Node* extends = tree->find("extends")) {
     if (extends->kind == Node::Kind::scalar)
       read_preset(section, extends->text, extends->location, chain);

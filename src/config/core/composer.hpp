@@ -84,7 +84,7 @@ class Composer {
               std::vector<std::pair<std::string, SourceLocation>>& ring);
   bool cycle(const std::string& identity, const Node& item,
              const std::vector<std::pair<std::string, SourceLocation>>& ring);
-  bool names_model(const std::string& file, const Node& item);
+  bool report_model(const std::string& file, const Node& item);
   // The keys of a file, or of an entry of `models`, as one layer.
   void read_layer(const Node& tree, const Origin& origin);
   void read_models(const Node& models, const Origin& origin);
@@ -115,9 +115,9 @@ class Composer {
   Diagnostic& preset_error(const SectionInfo& section, std::string message, SourceLocation location);
   bool preset_exists(const SectionInfo& section, const Node& value);
   // Report a preset that is something else, and return true.
-  bool is_unnamed_model(const SectionInfo& section, const std::string& name, SourceLocation location);
-  bool is_recipe(const SectionInfo& section, const Node& tree, const std::string& name,
-                 SourceLocation location);
+  bool report_unnamed_model(const SectionInfo& section, const std::string& name, SourceLocation location);
+  bool report_recipe(const SectionInfo& section, const Node& tree, const std::string& name,
+                     SourceLocation location);
   void read_preset(const SectionInfo& section, const std::string& name, SourceLocation location,
                    std::vector<std::string>& chain);
 

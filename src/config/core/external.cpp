@@ -26,13 +26,22 @@ std::string relative_name(std::string_view name, std::string_view absolute,
   return std::string(scheme) + target.lexically_relative(directory).string();
 }
 
-std::string model_as_recipe_help(const std::string& name) {
-  if (is_external_model("model", name))
-    return "this names a model: a recipe takes it as model=" + name + "; or {new_recipe_from} " + name;
+std::string model_scheme(const std::filesystem::path& path) {
   std::error_code unknown;
-  if (!std::filesystem::exists(std::filesystem::path(name) / "config.json", unknown)) return {};
-  return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
-         "; or {new_recipe_from} hf:" + name;
+  if (std::filesystem::exists(path / "config.json", unknown)) return "hf:";
+  return path.extension() == ".gguf" && std::filesystem::is_regular_file(path, unknown) ? "gguf:" : "";
+}
+
+std::string model_found_text(std::string_view scheme) {
+  return scheme == "hf:" ? "a Hugging Face model is in that directory" : "that file is a model";
+}
+
+std::string model_as_recipe_help(const std::string& name) {
+  const bool has_scheme = is_external_model("model", name);
+  const std::string scheme = has_scheme ? "" : model_scheme(name);
+  if (!has_scheme && scheme.empty()) return {};
+  return (has_scheme ? "this names a model" : model_found_text(scheme)) +
+         ": a recipe takes it as model=" + scheme + name + "; or {new_recipe_from} " + scheme + name;
 }
 
 void read_external_models_with(std::string (*reader)(const std::string& name)) {

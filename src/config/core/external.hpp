@@ -26,8 +26,13 @@ inline bool is_external_model(std::string_view section, std::string_view name) {
   const std::string_view scheme = split_scheme(name).scheme;
   return section == "model" && (scheme == "hf:" || scheme == "gguf:");
 }
-// Help for a model of another program that is given as a recipe: `hf:DIR`, `gguf:FILE`, or a directory with a
-// config.json. It holds markers of actions. Empty: the name is none of these.
+// The scheme with which a recipe names the model at a path: "hf:" for a directory with a config.json, "gguf:"
+// for a GGUF file. Empty: neither is there.
+std::string model_scheme(const std::filesystem::path& path);
+// Begins a help text about such a model: "a Hugging Face model is in that directory".
+std::string model_found_text(std::string_view scheme);
+// Help for a model of another program that is given as a recipe: `hf:DIR`, `gguf:FILE`, or the path of one.
+// It holds markers of actions. Empty: the name is none of these.
 std::string model_as_recipe_help(const std::string& name);
 // reader: gives the lines of the section; name has an absolute path. It may throw Error.
 void read_external_models_with(std::string (*reader)(const std::string& name));

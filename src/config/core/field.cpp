@@ -303,11 +303,11 @@ Field& Field::example(std::string text) {
   return *this;
 }
 Field& Field::unsupported(std::string reason) {
-  info_->unsupported.push_back({std::move(reason), {}, {}});
+  info_->unsupported.push_back({std::move(reason), {}});
   return *this;
 }
 Field& Field::unsupported(std::string reason, bool (*applies)(const Value&)) {
-  info_->unsupported.push_back({std::move(reason), applies, {}});
+  info_->unsupported.push_back({std::move(reason), applies});
   return *this;
 }
 Field& Field::add_condition(std::string text, std::function<bool(const void*)> holds) {
@@ -493,8 +493,7 @@ std::vector<MissingFeature> missing_features(const Schema& schema, const void* r
     if (field->unsupported.empty() || !schema.sections()[field->section_index].at(root)) continue;
     const Value value = schema.load(root, *field);
     for (const auto& feature : field->unsupported)
-      if (feature.applies_to ? feature.applies_to(root)
-                             : (feature.applies ? feature.applies(value) : value != field->default_value))
+      if (feature.applies ? feature.applies(value) : value != field->default_value)
         result.push_back({field->path, value, feature.reason});
   }
   return result;

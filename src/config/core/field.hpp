@@ -128,8 +128,6 @@ struct UnsupportedFeature {
   std::string reason;
   // Whether the value needs the feature. Empty: any value but the default does.
   std::function<bool(const Value&)> applies;
-  // Whether the configuration needs the feature, where that depends on other fields too. Empty: see applies.
-  std::function<bool(const void*)> applies_to;
 };
 
 struct FieldInfo {
@@ -220,13 +218,6 @@ class Field {
   // Any value but the default.
   Field& unsupported(std::string reason);
   Field& unsupported(std::string reason, bool (*applies)(const Value&));
-  template <class Root>
-  Field& unsupported_when(std::string reason, bool (*applies)(const Root&)) {
-    info_->unsupported.push_back({std::move(reason), {}, [applies](const void* root) {
-                                    return applies(*static_cast<const Root*>(root));
-                                  }});
-    return *this;
-  }
   // used_when<Config>("`model.num_moe_experts` is set", [](const Config& c) { return
   // c.model.num_moe_experts.has_value(); })
   template <class Root>

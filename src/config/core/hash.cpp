@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <vector>
 
 #include "base/text.hpp"

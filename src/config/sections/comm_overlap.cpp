@@ -68,7 +68,8 @@ void describe(Section<CommOverlapConfig>& s) {
       .effect(Effect::perf)
       .alias("model.delay_wgrad_compute")
       .alias("ddp.delay_wgrad_compute")
-      .unsupported("delayed weight gradients");
+      .unsupported(
+          "delayed weight gradients; dist.pipeline_schedule zb_h1 and zb_v delay them in a pipeline");
 }
 
 }  // namespace capstan::config

@@ -77,7 +77,7 @@ void derive_model(Schema& s) {
               yarn_mscale(m.rope_scaling_factor, *m.rope_scaling_mscale) /
               yarn_mscale(m.rope_scaling_factor, *m.rope_scaling_mscale_all_dim);
         else if (m.rope_scaling_type == RopeScaling::yarn)
-          m.rope_scaling_attention_factor = 0.1 * longer + 1;
+          m.rope_scaling_attention_factor = yarn_mscale(m.rope_scaling_factor, 1);
         else if (m.rope_scaling_type == RopeScaling::longrope)
           m.rope_scaling_attention_factor = original > 1 ? std::sqrt(1 + longer / std::log(original)) : 1;
       });

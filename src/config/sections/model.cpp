@@ -407,8 +407,7 @@ void expert_fields(Section<ModelConfig>& s) {
       .doc("number of experts that each token is routed to (top-k)")
       .unit("experts")
       .range(1, 1 << 20)
-      .known_as("num_experts_per_tok")
-      .unsupported("more than 64 experts per token", above_64);
+      .known_as("num_experts_per_tok");
   moe(s.field("moe_router_score_function", &M::moe_router_score_function))
       .doc("score function of the router logits");
   moe(s.field("moe_router_pre_softmax", &M::moe_router_pre_softmax))

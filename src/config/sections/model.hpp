@@ -285,4 +285,8 @@ struct ModelConfig {
   double mtp_loss_scaling_factor = 0.1;
 };
 
+inline bool has_mlp_biases(const ModelConfig& model) {
+  return model.add_mlp_bias.value_or(model.add_bias_linear);
+}
+
 }  // namespace capstan::config

@@ -54,8 +54,8 @@ RULE("R0704", tensor_divides_shared_width,
 
 RULE("R0705", expert_biases_are_unsharded, "expert tensor parallelism excludes experts with biases",
      "dist.expert_tensor_parallel_size", "model.add_bias_linear", "model.add_mlp_bias") {
-  const bool has_biases = c.model.add_mlp_bias.value_or(c.model.add_bias_linear);
-  if (!has_experts(c) || !has_biases || c.dist.expert_tensor_parallel_size.value_or(1) == 1) return;
+  if (!has_experts(c) || !has_mlp_biases(c.model) || c.dist.expert_tensor_parallel_size.value_or(1) == 1)
+    return;
   report
       .error(
           "experts with biases (`model.add_mlp_bias`) cannot be split, but "
@@ -66,8 +66,7 @@ RULE("R0705", expert_biases_are_unsharded, "expert tensor parallelism excludes e
 
 RULE("R0721", shared_expert_has_no_biases, "a shared expert excludes MLP biases",
      "model.moe_shared_expert_intermediate_size", "model.add_bias_linear", "model.add_mlp_bias") {
-  const bool has_biases = c.model.add_mlp_bias.value_or(c.model.add_bias_linear);
-  if (!has_experts(c) || !has_biases || !c.model.moe_shared_expert_intermediate_size) return;
+  if (!has_experts(c) || !has_mlp_biases(c.model) || !c.model.moe_shared_expert_intermediate_size) return;
   report.error("`model.moe_shared_expert_intermediate_size` and `model.add_mlp_bias` exclude each other")
       .help("set model.add_mlp_bias=false");
 }

@@ -248,13 +248,9 @@ constexpr int64_t kMaxBf16MicroBatches = 64;
 
 RULE("R0517", bf16_gradients_of_few_micro_batches,
      "main_grads_dtype bf16 loses precision with more than 64 micro-batches", "optimizer.main_grads_dtype",
-     "train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size") {
-  if (c.optimizer.main_grads_dtype != Precision::bf16 || !c.train.global_batch_size ||
-      !c.dist.data_parallel_size)
-    return;
-  const int64_t micro_batches =
-      *c.train.global_batch_size / (c.train.micro_batch_size * *c.dist.data_parallel_size);
-  if (micro_batches <= kMaxBf16MicroBatches) return;
+     "train.num_microbatches") {
+  const int64_t micro_batches = c.train.num_microbatches.value_or(0);
+  if (c.optimizer.main_grads_dtype != Precision::bf16 || micro_batches <= kMaxBf16MicroBatches) return;
   report
       .warning("`optimizer.main_grads_dtype` bf16: the sums of " + to_text(micro_batches) +
                " micro-batches are rounded to 8 significant bits after each of them")

@@ -59,7 +59,7 @@ void add_grids(const Config& c, Violation& found) {
   if (experts) found.operand("expert grid ETP * EP * EDP * PP", experts->text());
 }
 
-std::string expert_parallelism_is_data_parallelism(const Config& c) {
+std::string expert_parallelism_does_not_multiply(const Config& c) {
   return "expert parallelism (" + to_text(c.dist.expert_model_parallel_size) +
          ") takes the ranks of a pipeline stage and does not multiply into the world";
 }
@@ -96,7 +96,7 @@ RULE("R0101", world_divisible,
   add_grids(c, found);
   std::string help = nearest_worlds(c);
   if (help.empty()) help = "choose smaller sizes: no world is as large as their product";
-  if (d.expert_model_parallel_size > 1) help += "; " + expert_parallelism_is_data_parallelism(c);
+  if (d.expert_model_parallel_size > 1) help += "; " + expert_parallelism_does_not_multiply(c);
   found.help(help);
 }
 
@@ -144,7 +144,7 @@ RULE("R0103", data_parallel_size_agrees, "a given data_parallel_size matches the
   std::string help = "leave dist.data_parallel_size unset; it follows from dist.world_size";
   const auto multiplied = product_of({axes, given, c.dist.expert_model_parallel_size});
   if (c.dist.expert_model_parallel_size > 1 && multiplied == world)
-    help = expert_parallelism_is_data_parallelism(c) + ": set dist.world_size=" + to_text(axes * given) +
+    help = expert_parallelism_does_not_multiply(c) + ": set dist.world_size=" + to_text(axes * given) +
            ", or " + help;
   found.help(help);
 }

@@ -1,7 +1,6 @@
 #include "config/tools/edit.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/text.hpp"

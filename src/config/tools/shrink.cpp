@@ -147,6 +147,10 @@ class Shrinker {
     if (m_.position_embedding_type == PositionEmbedding::rope && rotated != std::floor(rotated))
       head_ = width;
     head_ = set("model.kv_channels", head_, width);
+    scale_softmax(width);
+  }
+
+  void scale_softmax(int64_t width) {
     if (written("model.softmax_scale") && m_.softmax_scale)
       set("model.softmax_scale", *m_.softmax_scale * std::sqrt(ratio(width, head_)));
   }
@@ -161,8 +165,7 @@ class Shrinker {
     set("model.v_head_dim", std::min(m_.v_head_dim, kHeadWidth), m_.v_head_dim);
     head_ = plain + rotated_;
     leave_open("model.kv_channels");
-    if (written("model.softmax_scale") && m_.softmax_scale)
-      set("model.softmax_scale", *m_.softmax_scale * std::sqrt(ratio(width, head_)));
+    scale_softmax(width);
   }
 
   void widths() {

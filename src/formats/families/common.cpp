@@ -61,8 +61,8 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
       if (scale != 0) m.rope_scaling_mscale = scale;
       if (all != 0) m.rope_scaling_mscale_all_dim = all;
     } else if (scale != 0 && all != 0 && !m.rope_scaling_attention_factor) {
-      const double log = std::log(m.rope_scaling_factor);
-      m.rope_scaling_attention_factor = (0.1 * scale * log + 1) / (0.1 * all * log + 1);
+      m.rope_scaling_attention_factor =
+          config::yarn_mscale(m.rope_scaling_factor, scale) / config::yarn_mscale(m.rope_scaling_factor, all);
     }
   } else if (type == "longrope") {
     m.rope_scaling_type = RopeScaling::longrope;
@@ -110,24 +110,22 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.rotary_percent = c.number("partial_rotary_factor", 1.0);
   if (!parameters.is_null() && !scaling.is_null() && scaling != parameters)
     c.refuse("`rope_scaling` and `rope_parameters` differ");
-  if (!scaling.is_null() || !parameters.is_null()) {
-    const std::string name = parameters.is_null() ? "rope_scaling" : "rope_parameters";
-    ConfigJson inner(parameters.is_null() ? scaling : parameters, c.location() + ": " + name);
-    // Each key may be in the inner object, at the top, or, in edited files, in both.
-    const auto take = [&](const char* key, double& value) {
-      const double here = inner.number(key, value);
-      if (c.has(key) && here != value)
-        c.refuse("`" + std::string(key) + "` and that of `" + name + "` differ");
-      value = here;
-    };
-    take("rope_theta", m.rotary_base);
-    take("partial_rotary_factor", m.rotary_percent);
-    if (!m.multi_latent_attention) settle_rotary_percent(c, m);
-    read_scaling(inner, m, c, how.original_positions);
-    inner.finish();
-  } else if (!m.multi_latent_attention) {
-    settle_rotary_percent(c, m);
-  }
+  const bool is_old = parameters.is_null();
+  const Json& given = is_old ? scaling : parameters;
+  const std::string name = is_old ? "rope_scaling" : "rope_parameters";
+  std::optional<ConfigJson> inner;
+  if (!given.is_null()) inner.emplace(given, c.location() + ": " + name);
+  // Each key may be in the inner object, at the top, or, in edited files, in both.
+  const auto take = [&](const char* key, double& value) {
+    if (!inner) return;
+    const double here = inner->number(key, value);
+    if (c.has(key) && here != value) c.refuse("`" + std::string(key) + "` and that of `" + name + "` differ");
+    value = here;
+  };
+  take("rope_theta", m.rotary_base);
+  take("partial_rotary_factor", m.rotary_percent);
+  if (!m.multi_latent_attention) settle_rotary_percent(c, m);
+  if (inner) read_scaling(*inner, m, c, how.original_positions), inner->finish();
   if (!how.partial_rotary && m.rotary_percent != 1)
     c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) +
              ": the classes of this family rotate all elements of a head (Phi-3 has the key)");
@@ -215,15 +213,17 @@ static void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how)
     fail(ErrorCode::format,
          c.location() + ": `num_attention_heads` (" + std::to_string(m.num_attention_heads) +
              ") is not a multiple of `num_key_value_heads` (" + std::to_string(*m.num_query_groups) + ")");
-  const int64_t head = of_class<int64_t>(c, "head_dim", how.head, 0);
-  if (how.read_heads)
+  if (how.read_heads) {
     how.read_heads(c, m);
-  else if (!c.has("head_dim") && head == 0 && m.hidden_size % m.num_attention_heads != 0)
-    fail(ErrorCode::format, c.location() + ": `hidden_size` (" + std::to_string(m.hidden_size) +
-                                ") is not a multiple of `num_attention_heads` (" +
-                                std::to_string(m.num_attention_heads) + "), and there is no `head_dim`");
-  if (!how.read_heads)
-    m.kv_channels = c.integer("head_dim", head != 0 ? head : m.hidden_size / m.num_attention_heads);
+  } else if (how.head && c.missing("head_dim")) {
+    m.kv_channels = *how.head;
+  } else {
+    if (!c.has("head_dim") && m.hidden_size % m.num_attention_heads != 0)
+      fail(ErrorCode::format, c.location() + ": `hidden_size` (" + std::to_string(m.hidden_size) +
+                                  ") is not a multiple of `num_attention_heads` (" +
+                                  std::to_string(m.num_attention_heads) + "), and there is no `head_dim`");
+    m.kv_channels = c.integer("head_dim", m.hidden_size / m.num_attention_heads);
+  }
   m.ffn_hidden_size = c.integer("intermediate_size");
   m.vocab_size = c.integer("vocab_size");
   m.max_position_embeddings = c.integer("max_position_embeddings");
@@ -242,6 +242,10 @@ static void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how)
   m.attention_dropout = c.number("attention_dropout", 0);
   m.init_method_std = c.number("initializer_range", 0.02);
   read_rope(c, m, how);
+}
+
+void omit_implied_head_dim(const ModelConfig& m, OrderedJson& j) {
+  if (*m.kv_channels * m.num_attention_heads == m.hidden_size) j.erase("head_dim");
 }
 
 std::optional<int64_t> read_window(ConfigJson& c, std::optional<int64_t> of_the_class) {

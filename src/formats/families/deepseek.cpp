@@ -2,8 +2,7 @@
 #include <algorithm>
 
 #include "base/checked.hpp"
-#include "base/text.hpp"
-#include "formats/family.hpp"
+#include "formats/families/moe.hpp"
 #include "formats/fp8_weights.hpp"
 
 namespace capstan::formats {
@@ -52,13 +51,13 @@ void write_heads(const config::ModelConfig& m, OrderedJson& j) {
 
 // Defaults of a class for keys that config.json lacks; topk nullopt: the key is required.
 struct ExpertDefaults {
-  int64_t dense, experts, shared, width;
+  int64_t experts, shared, width;
   std::optional<int64_t> topk;
   double scaling;
 };
 
 // Reads `first_k_dense_replace`. False: all layers are dense, and the keys of experts change nothing.
-bool read_dense_layers(ConfigJson& c, config::ModelConfig& m, int64_t otherwise) {
+bool read_number_of_dense_layers(ConfigJson& c, config::ModelConfig& m, int64_t otherwise) {
   // Layers for multi-token prediction, which the class with the head does not run.
   c.changes_nothing({"num_nextn_predict_layers", "num_mtp_layers", "ep_size", "output_router_logits"});
   const Json& given = c.value("first_k_dense_replace");
@@ -87,20 +86,12 @@ void read_deepseek_experts(ConfigJson& c, config::ModelConfig& m, const ExpertDe
   const int64_t shared = of_class<int64_t>(c, "n_shared_experts", otherwise.shared, 0);
   if (const int64_t count = c.integer("n_shared_experts", shared, kMaxExperts); count > 0)
     m.moe_shared_expert_intermediate_size = checked_mul(count, *m.moe_ffn_hidden_size);
-  m.moe_router_topk = c.integer("num_experts_per_tok", otherwise.topk, kMaxExperts);
-  if (m.moe_router_topk > experts)
-    c.refuse("`num_experts_per_tok` is " + std::to_string(m.moe_router_topk) + ", of " +
-             std::to_string(experts) + " experts");
+  read_topk(c, m, otherwise.topk);
   const double scaling = c.number("routed_scaling_factor", otherwise.scaling);
   if (!(scaling > 0)) c.refuse("`routed_scaling_factor` is " + to_text(scaling) + ", not above 0");
   if (scaling != 1) m.moe_router_topk_scaling_factor = scaling;
-  m.moe_aux_loss_coeff = c.number("aux_loss_alpha", 0);
-  const bool of_sequence = c.boolean("seq_aux", true);
-  if (m.moe_aux_loss_coeff < 0)
-    c.refuse("`aux_loss_alpha` is " + to_text(m.moe_aux_loss_coeff) + ", below 0");
-  m.moe_router_load_balancing_type = m.moe_aux_loss_coeff == 0 ? config::RouterBalancing::none
-                                     : of_sequence             ? config::RouterBalancing::seq_aux_loss
-                                                               : config::RouterBalancing::aux_loss;
+  if (c.boolean("seq_aux", true)) m.moe_router_load_balancing_type = config::RouterBalancing::seq_aux_loss;
+  read_balance_coefficient(c, m, "aux_loss_alpha", 0);
 }
 
 // best: the scores of a group that the class adds.
@@ -136,9 +127,9 @@ void write_deepseek_experts(const config::ModelConfig& m, OrderedJson& j) {
 }
 
 void read_v2(ConfigJson& c, config::ModelConfig& m) {
-  if (!read_dense_layers(c, m, 0)) return;
-  read_deepseek_experts(
-      c, m, {.dense = 0, .experts = 64, .shared = 2, .width = 1407, .topk = std::nullopt, .scaling = 1});
+  if (!read_number_of_dense_layers(c, m, 0)) return;
+  read_deepseek_experts(c, m,
+                        {.experts = 64, .shared = 2, .width = 1407, .topk = std::nullopt, .scaling = 1});
   m.moe_router_pre_softmax = true;
   c.only("scoring_func", "softmax", "the class computes a softmax");
   c.only("norm_topk_prob", false, "the class does not divide the probabilities by their sum");
@@ -174,9 +165,8 @@ void read_fp8(ConfigJson& c) {
 void read_v3(ConfigJson& c, config::ModelConfig& m) {
   c.only("rope_interleave", true, "RoPE of the two halves is another model");
   read_fp8(c);
-  if (!read_dense_layers(c, m, 3)) return;
-  read_deepseek_experts(c, m,
-                        {.dense = 3, .experts = 256, .shared = 1, .width = 2048, .topk = 8, .scaling = 2.5});
+  if (!read_number_of_dense_layers(c, m, 3)) return;
+  read_deepseek_experts(c, m, {.experts = 256, .shared = 1, .width = 2048, .topk = 8, .scaling = 2.5});
   m.moe_router_score_function = config::RouterScore::sigmoid;
   m.moe_router_enable_expert_bias = true;
   c.only("scoring_func", "sigmoid", "the class computes a sigmoid");
@@ -195,18 +185,14 @@ void write_v3(const config::ModelConfig& m, OrderedJson& j) {
 }
 
 TensorNames deepseek_names() {
-  TensorNames n = llama_names();
-  n.k = n.v = "";
+  TensorNames n = moe_names();
+  n.k = n.v = n.k_norm = "";
   n.q_down = "self_attn.q_a_proj";
   n.q_norm = "self_attn.q_a_layernorm";
   n.q_up = "self_attn.q_b_proj";
   n.kv_down = "self_attn.kv_a_proj_with_mqa";
   n.kv_norm = "self_attn.kv_a_layernorm";
   n.kv_up = "self_attn.kv_b_proj";
-  n.router = "mlp.gate";
-  n.expert_gate = "mlp.experts.{}.gate_proj";
-  n.expert_up = "mlp.experts.{}.up_proj";
-  n.expert_down = "mlp.experts.{}.down_proj";
   n.shared_gate = "mlp.shared_experts.gate_proj";
   n.shared_up = "mlp.shared_experts.up_proj";
   n.shared_down = "mlp.shared_experts.down_proj";

@@ -6,6 +6,20 @@
 
 namespace capstan::formats {
 
+inline void read_topk(ConfigJson& c, config::ModelConfig& m, std::optional<int64_t> topk) {
+  m.moe_router_topk = c.integer("num_experts_per_tok", topk, kMaxExperts);
+  if (m.moe_router_topk > *m.num_moe_experts)
+    c.refuse("`num_experts_per_tok` is " + std::to_string(m.moe_router_topk) + ", of " +
+             std::to_string(*m.num_moe_experts) + " experts");
+}
+inline void read_balance_coefficient(ConfigJson& c, config::ModelConfig& m, const char* key,
+                                     double otherwise) {
+  m.moe_aux_loss_coeff = c.number(key, otherwise);
+  if (m.moe_aux_loss_coeff < 0)
+    c.refuse("`" + std::string(key) + "` is " + to_text(m.moe_aux_loss_coeff) + ", below 0");
+  if (m.moe_aux_loss_coeff == 0) m.moe_router_load_balancing_type = config::RouterBalancing::none;
+}
+
 // Number of experts, top-k, and the coefficient of the load-balancing loss: the same number, although
 // Transformers multiplies its loss by the top-k.
 inline void read_experts(ConfigJson& c, config::ModelConfig& m, int64_t count, int64_t topk,
@@ -15,14 +29,8 @@ inline void read_experts(ConfigJson& c, config::ModelConfig& m, int64_t count, i
       c.integer("num_local_experts", c.integer("num_experts", count, kMaxExperts), kMaxExperts);
   if (c.has("num_experts") && c.integer("num_experts") != *m.num_moe_experts)
     c.refuse("`num_experts` and `num_local_experts` differ");
-  m.moe_router_topk = c.integer("num_experts_per_tok", topk, kMaxExperts);
-  if (m.moe_router_topk > *m.num_moe_experts)
-    c.refuse("`num_experts_per_tok` is " + std::to_string(m.moe_router_topk) + ", of " +
-             std::to_string(*m.num_moe_experts) + " experts");
-  m.moe_aux_loss_coeff = c.number("router_aux_loss_coef", coefficient);
-  if (m.moe_aux_loss_coeff < 0)
-    c.refuse("`router_aux_loss_coef` is " + to_text(m.moe_aux_loss_coeff) + ", below 0");
-  if (m.moe_aux_loss_coeff == 0) m.moe_router_load_balancing_type = config::RouterBalancing::none;
+  read_topk(c, m, topk);
+  read_balance_coefficient(c, m, "router_aux_loss_coef", coefficient);
   c.changes_nothing({"output_router_logits"});
 }
 
@@ -42,8 +50,7 @@ inline void write_norm_topk(const config::ModelConfig& m, OrderedJson& j) {
   j["norm_topk_prob"] = !m.moe_router_pre_softmax;
 }
 
-// The dense layers of Qwen. Transformers lists dense layers; Capstan has none,
-// or the first ones.
+// The dense layers of Qwen. Transformers lists dense layers; Capstan has none, or the first ones.
 inline void read_dense_layers(ConfigJson& c, config::ModelConfig& m) {
   c.only("decoder_sparse_step", 1, "every layer that `mlp_only_layers` does not name has experts");
   const Json& layers = c.value("mlp_only_layers");

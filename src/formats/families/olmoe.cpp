@@ -12,7 +12,7 @@ static void read_olmoe(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_olmoe(const config::ModelConfig& m, OrderedJson& j) {
-  if (*m.kv_channels * m.num_attention_heads == m.hidden_size) j.erase("head_dim");
+  omit_implied_head_dim(m, j);
   write_experts(m, j, "num_experts");
   write_norm_topk(m, j);
 }

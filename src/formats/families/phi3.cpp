@@ -13,7 +13,7 @@ static void read_phi3(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_phi3(const config::ModelConfig& m, OrderedJson& j) {
-  if (*m.kv_channels * m.num_attention_heads == m.hidden_size) j.erase("head_dim");
+  omit_implied_head_dim(m, j);
   if (m.rope_scaling) j["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   j["resid_pdrop"] = m.hidden_dropout;
   j["embd_pdrop"] = m.hidden_dropout;

@@ -16,7 +16,7 @@ static void read_qwen2_moe(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_qwen2_moe(const config::ModelConfig& m, OrderedJson& j) {
-  if (*m.kv_channels * m.num_attention_heads == m.hidden_size) j.erase("head_dim");
+  omit_implied_head_dim(m, j);
   j["qkv_bias"] = m.add_qkv_bias;
   j["use_sliding_window"] = false;
   write_experts(m, j, "num_experts");

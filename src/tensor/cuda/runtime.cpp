@@ -42,17 +42,21 @@ Status status_of(cudaError_t error, const char* call) {
       return status_of(result, #function);                                       \
   } while (false)
 
-// Makes the device current for this thread.
-Status use(const OpenDevice* device) {
+}  // namespace
+
+Status use_device(const OpenDevice* device) {
   thread_local int current = -1;
   if (current == device->index) return {};
   CAPSTAN_CUDA(cudaSetDevice, device->index);
   current = device->index;
   return {};
 }
-#define CAPSTAN_USE(device)                                             \
-  do {                                                                  \
-    if (const Status status = use(device); !status.ok()) return status; \
+
+namespace {
+
+#define CAPSTAN_USE(device)                                                    \
+  do {                                                                         \
+    if (const Status status = use_device(device); !status.ok()) return status; \
   } while (false)
 
 // ---- the driver, whose library exists only where a driver is installed
@@ -365,10 +369,6 @@ void mark(const char* name) {
 }
 
 }  // namespace
-
-Status use_device(const OpenDevice* device) {
-  return use(device);
-}
 
 const Runtime& cuda_runtime() {
   static const Runtime runtime{.count_devices = count_devices,

@@ -22,10 +22,7 @@ namespace fs = std::filesystem;
 
 std::string hash_text(std::string_view content) {
   const XXH128_hash_t hash = XXH3_128bits(content.data(), content.size());
-  std::string result;
-  for (const uint64_t word : {hash.high64, hash.low64})
-    for (int shift = 60; shift >= 0; shift -= 4) result += "0123456789abcdef"[word >> shift & 15];
-  return result;
+  return hex(hash.high64) + hex(hash.low64);
 }
 
 std::unique_ptr<Tokenizer::Pipeline::Scratch> Tokenizer::Pipeline::take() {

@@ -2,20 +2,21 @@
 
 #include "checkpoint/store.hpp"
 #include "comm/collective_errors.hpp"
+#include "config/core/external.hpp"
 #include "formats/hf_directory.hpp"
 #include "train/records/run_list.hpp"
 
 namespace capstan::train {
 
 BaseModel BaseModel::open(const std::string& name) {
-  if (formats::is_external(name)) return open_verified(name);
+  if (config::is_external_model("model", name)) return open_verified(name);
   return open_verified(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
 }
 
 BaseModel BaseModel::open_verified(const std::string& path) {
   BaseModel base;
   base.path_ = path;
-  if (formats::is_external(path))
+  if (config::is_external_model("model", path))
     base.external_ = formats::ExternalModel::open(path);
   else
     base.reader_ = checkpoint::Reader::open(path, checkpoint::Depth::structure);

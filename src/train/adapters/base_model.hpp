@@ -1,4 +1,5 @@
-// The base model of adapters: a Capstan checkpoint, or a model of another program.
+// The base model of adapters, or other pretrained weights: a Capstan checkpoint, or a model of another
+// program.
 #pragma once
 
 #include <memory>
@@ -34,6 +35,8 @@ class BaseModel {
   formats::Assets assets() const;
   // Null for an external model.
   const checkpoint::Reader* checkpoint() const { return reader_ ? &*reader_ : nullptr; }
+  // Null for a checkpoint.
+  const formats::ExternalModel* external() const { return external_.get(); }
 
  private:
   std::string path_, hash_;

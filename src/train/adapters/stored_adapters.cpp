@@ -1,8 +1,5 @@
 #include "train/adapters/stored_adapters.hpp"
 
-#include <algorithm>
-#include <cmath>
-
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
@@ -34,7 +31,7 @@ std::optional<fs::path> peft_directory(const std::string& name) {
 namespace {
 
 StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Override>& overrides) {
-  if (formats::is_external(name))
+  if (config::is_external_model("model", name))
     fail(ErrorCode::usage, "`" + name + "` is a full model: it holds no adapters");
   StoredRecipe stored = stored_recipe(name, overrides, 1);
   stored.resolution.require_ok();
@@ -66,7 +63,7 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
   // The path may be relative to the current directory or to the adapter's directory.
   for (const fs::path& base : {fs::path(base_name), *directory / base_name}) {
     if (base_name.empty() || !fs::is_directory(base, error)) continue;
-    return (fs::exists(base / "config.json", error) ? "hf:" : "") + base.string();
+    return config::model_scheme(base) + base.string();
   }
   const std::string file = (*directory / "adapter_config.json").string();
   if (base_name.empty())

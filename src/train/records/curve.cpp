@@ -1,10 +1,8 @@
 #include "train/records/curve.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 
 #include "base/text.hpp"
 

@@ -174,12 +174,9 @@ int64_t truncate_after_step(const fs::path& path, int64_t step) {
     write_file_durably(path.string(), kept);
     return removed;
   }
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  const bool done = fd >= 0 && ::ftruncate(fd, static_cast<off_t>(keep)) == 0 && ::fsync(fd) == 0;
-  const int error_number = errno;
-  if (fd >= 0) ::close(fd);
-  if (!done)
-    fail(ErrorCode::io, "cannot truncate `" + path.string() + "`: " + system_error_text(error_number));
+  const FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.get() < 0 || ::ftruncate(file.get(), static_cast<off_t>(keep)) != 0 || ::fsync(file.get()) != 0)
+    fail(ErrorCode::io, "cannot truncate `" + path.string() + "`: " + system_error_text(errno));
   return removed;
 }
 

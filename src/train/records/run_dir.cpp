@@ -29,15 +29,10 @@ std::string utc_now() {
 }
 
 static std::string new_id() {
-  std::array<unsigned char, 8> bytes;
-  CAPSTAN_ASSERT(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+  uint64_t number = 0;
+  CAPSTAN_ASSERT(::getrandom(&number, sizeof number, 0) == static_cast<ssize_t>(sizeof number),
                  "random bytes");
-  std::string id;
-  for (const unsigned byte : bytes) {
-    id += "0123456789abcdef"[byte >> 4];
-    id += "0123456789abcdef"[byte & 15];
-  }
-  return id;
+  return hex(number);
 }
 
 FileLock::FileLock(const fs::path& directory, std::string_view what) {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -124,11 +123,8 @@ fs::path saved_in(const fs::path& path) {
 }
 
 static bool is_locked(const fs::path& run) {
-  const int fd = ::open((run / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return false;
-  const bool locked = ::flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  ::close(fd);
-  return locked;
+  const FileDescriptor file(::open((run / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  return file.get() >= 0 && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 // "runs/a/" and "runs/a" and "." have the name of the directory that they are.

@@ -6,7 +6,6 @@
 
 #include "base/division.hpp"
 #include "base/error.hpp"
-#include "base/text.hpp"
 #include "base/wording.hpp"
 #include "comm/collective_errors.hpp"
 #include "tensor/cuda_device.hpp"

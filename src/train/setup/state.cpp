@@ -9,6 +9,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
+#include "config/core/external.hpp"
 #include "tensor/host_view.hpp"
 #include "train/setup/shard_regions.hpp"
 
@@ -227,11 +228,12 @@ std::string model_help(const TensorSource& source) {
     path = path.substr(begin + 1, path.rfind('`') - begin - 1);
   const std::string ours = "; its own recipe is `" + path + "/" + std::string(checkpoint::kRecipeFile) + "`";
   std::error_code unknown;
-  if (path.ends_with(".gguf"))
+  const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
+  const std::string scheme = capstan ? "" : config::model_scheme(path);
+  if (scheme == "gguf:")
     return "model=gguf:" + path +
            " takes the sizes from the file, but only those that the recipe does not set";
-  const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
-  if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
+  if (scheme == "hf:")
     return "{new_recipe_from} hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
            " takes only those that the recipe does not set";
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
@@ -260,39 +262,6 @@ void refuse_differences(const TensorSource& source, const std::set<std::string>&
            (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
            join_some(problems, "\n    ", 8),
        model_help(source));
-}
-
-// Every parameter must be there with its shape. Collective over the ranks that hold the model together: each
-// looks at its own parameters, all come to the same answer.
-void check_shapes(const TensorSource& source, const parallel::FlatStore& store, ParameterSet which,
-                  const optim::Optimizer* optimizer) {
-  // A line for each name (`+`) and each problem (`-`).
-  std::string here;
-  const auto check = [&](const std::string& name, const Shape& shape) {
-    if (const std::string text = difference(source, name, shape); !text.empty()) here += "-" + text + "\n";
-  };
-  for (const auto& parameter : store.parameters()) {
-    if (!takes(which, *parameter)) continue;
-    here += "+" + parameter->name() + "\n";
-    check(parameter->name(), parameter->spec().shape);
-    if (optimizer && store.is_trainable(*parameter))
-      for (const auto& s : optimizer->state())
-        if (s.has(store.buffer_of(*parameter)))
-          check(state_name(s.name, *parameter), parameter->spec().shape);
-  }
-  if (optimizer)
-    for (const ScalingState& state : scaling_states(store)) check(state.name, state.shape);
-  std::set<std::string> names;
-  std::vector<std::string> problems;
-  comm::Communicator* const model = store.groups().dense.model;
-  for (const auto& text : model ? comm::gather_texts(*model, here) : std::vector<std::string>{here})
-    for (const auto& line : split(text, '\n')) {
-      if (line.starts_with('+')) names.insert(std::string(line.substr(1)));
-      if (line.starts_with('-') &&
-          std::find(problems.begin(), problems.end(), line.substr(1)) == problems.end())
-        problems.emplace_back(line.substr(1));
-    }
-  refuse_differences(source, names, std::move(problems));
 }
 
 // The elements `range` of this rank's shard, from whichever ranks wrote them.
@@ -343,11 +312,38 @@ void check_state(const Reader& reader, const parallel::FlatStore& store, const o
              "` was saved without optimizer state (checkpoint.save_optim)",
          "a new run continues from it with a fresh optimizer (checkpoint.load, checkpoint.load_optim=false), "
          "or starts from the weights alone (checkpoint.pretrained_checkpoint)");
-  check_shapes(reader, store, trained_part(store), optimizer);
+  check_parameters(reader, store, trained_part(store), optimizer);
 }
 
-void check_parameters(const TensorSource& source, const parallel::FlatStore& store, ParameterSet which) {
-  check_shapes(source, store, which, nullptr);
+void check_parameters(const TensorSource& source, const parallel::FlatStore& store, ParameterSet which,
+                      const optim::Optimizer* optimizer) {
+  // A line for each name (`+`) and each problem (`-`).
+  std::string here;
+  const auto check = [&](const std::string& name, const Shape& shape) {
+    if (const std::string text = difference(source, name, shape); !text.empty()) here += "-" + text + "\n";
+  };
+  for (const auto& parameter : store.parameters()) {
+    if (!takes(which, *parameter)) continue;
+    here += "+" + parameter->name() + "\n";
+    check(parameter->name(), parameter->spec().shape);
+    if (optimizer && store.is_trainable(*parameter))
+      for (const auto& s : optimizer->state())
+        if (s.has(store.buffer_of(*parameter)))
+          check(state_name(s.name, *parameter), parameter->spec().shape);
+  }
+  if (optimizer)
+    for (const ScalingState& state : scaling_states(store)) check(state.name, state.shape);
+  std::set<std::string> names;
+  std::vector<std::string> problems;
+  comm::Communicator* const model = store.groups().dense.model;
+  for (const auto& text : model ? comm::gather_texts(*model, here) : std::vector<std::string>{here})
+    for (const auto& line : split(text, '\n')) {
+      if (line.starts_with('+')) names.insert(std::string(line.substr(1)));
+      if (line.starts_with('-') &&
+          std::find(problems.begin(), problems.end(), line.substr(1)) == problems.end())
+        problems.emplace_back(line.substr(1));
+    }
+  refuse_differences(source, names, std::move(problems));
 }
 
 static std::string text_of_state(const Reader& reader, const char* key) {

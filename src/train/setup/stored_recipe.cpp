@@ -144,7 +144,7 @@ StoredRecipe stored_recipe(const std::string& name, const std::vector<config::Ov
   request.ranks = ranks;
   request.ranks_origin = "this launch";
   request.unset = left_out(ranks);
-  if (formats::is_external(name)) {
+  if (config::is_external_model("model", name)) {
     // An error names a model that is not there as the user did.
     std::error_code unknown;
     const bool exists = std::filesystem::exists(config::split_scheme(name).path, unknown);

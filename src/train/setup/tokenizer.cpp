@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "checkpoint/store.hpp"
+#include "config/core/external.hpp"
 #include "data/sft_encode.hpp"
 #include "formats/external_model.hpp"
 #include "text/chat/chat_template.hpp"
@@ -33,7 +34,7 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& n
   // The checkpoints of a run have its tokenizer.
   if (records::is_run(name))
     return text::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
-  if (!formats::is_external(name)) {
+  if (!config::is_external_model("model", name)) {
     std::error_code unknown;
     const bool exists = std::filesystem::exists(name, unknown);
     // The name of the preset.

@@ -1,9 +1,7 @@
 #include "train/trainer/anomaly.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 
 #include "base/text.hpp"
 

@@ -8,7 +8,6 @@
 #include "checkpoint/hash.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/collective_errors.hpp"
-#include "config/core/external.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/model_section.hpp"
 #include "text/chat/chat_template.hpp"
@@ -138,18 +137,12 @@ class Starter {
   }
 
   void load_weights(const std::string& name) {
-    if (!formats::is_external(name)) {
-      const auto found = checkpoint::resolve_checkpoint(records::saved_in(name));
-      auto reader = checkpoint::Reader::open(found.path, checkpoint::Depth::structure);
-      load_parameters(reader, runner_.store());
-      log_.line("weights from " + found.path.string());
-      return;
-    }
-    const auto external = formats::ExternalModel::open(name);
+    BaseModel weights = BaseModel::open(name);
     // Shapes are checked with the weights. Other differences may be meant.
-    report_differences(config_, *external, name, log_);
-    load_parameters(*external->parameters(config_.model), runner_.store());
-    log_.line("weights from " + name + " (" + external->kind() + ")");
+    report_differences(config_, weights, log_);
+    load_parameters(weights.parameters(config_.model), runner_.store());
+    const auto* const external = weights.external();
+    log_.line("weights from " + weights.path() + (external ? " (" + external->kind() + ")" : ""));
   }
 
   const config::Config& config_;
@@ -228,13 +221,14 @@ InitialState start_or_resume(const config::Config& config, comm::World& world, c
   return Starter(config, world, options, data, recorder, root, runner, total_steps, log).start();
 }
 
-void report_differences(const config::Config& config, const formats::ExternalModel& external,
-                        const std::string& name, RunLog& log) {
-  for (const auto& one : formats::differences(config.model, external.model()))
-    log.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + name);
+void report_differences(const config::Config& config, const BaseModel& weights, RunLog& log) {
+  if (!weights.external()) return;
+  for (const auto& one : formats::differences(config.model, weights.external()->model()))
+    log.warning(one.path + " is " + one.first + " in the recipe and " + one.second + " in " + weights.path());
 }
 
-CheckpointAssets find_assets(const config::Config& config, const RunData& data, RunLog& log) {
+CheckpointAssets find_assets(const config::Config& config, const RunData& data, const BaseModel* weights,
+                             RunLog& log) {
   CheckpointAssets assets;
   if (config.tokenizer.chat_template && data.tokenizer && config.checkpoint.save_tokenizer_assets)
     assets.chat_template = chat_template_of(config, *data.tokenizer)->text();
@@ -242,13 +236,10 @@ CheckpointAssets find_assets(const config::Config& config, const RunData& data, 
   const std::string& from = config.checkpoint.pretrained_checkpoint->resolved;
   PretrainedFiles found;
   try {
-    if (formats::is_external(from)) {
-      found.files = formats::ExternalModel::open(from)->assets();
-    } else {
-      const auto reader = checkpoint::Reader::open(
-          checkpoint::resolve_checkpoint(records::saved_in(from)).path, checkpoint::Depth::structure);
-      found = {assets_in(reader), tokenizer_of(reader)};
-    }
+    std::optional<BaseModel> opened;
+    if (!weights) weights = &opened.emplace(BaseModel::open(from));
+    found.files = weights->assets();
+    if (weights->checkpoint()) found.tokenizer = tokenizer_of(*weights->checkpoint());
   } catch (const Error&) {
     return assets;
   }

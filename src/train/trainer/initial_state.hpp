@@ -8,7 +8,7 @@
 #include "comm/world.hpp"
 #include "config/sections/config.hpp"
 #include "formats/convert.hpp"
-#include "formats/external_model.hpp"
+#include "train/adapters/base_model.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/run_data.hpp"
 #include "train/trainer/run_recorder.hpp"
@@ -36,8 +36,7 @@ InitialState start_or_resume(const config::Config& config, comm::World& world, c
                              StepRunner& runner, int64_t total_steps, RunLog& log);
 
 // Warns of settings in which an external model differs from the recipe. Shapes are not among them.
-void report_differences(const config::Config& config, const formats::ExternalModel& external,
-                        const std::string& name, RunLog& log);
+void report_differences(const config::Config& config, const BaseModel& weights, RunLog& log);
 
 // Files for other programs that checkpoints contain in addition to the weights; rank 0.
 struct CheckpointAssets {
@@ -47,7 +46,9 @@ struct CheckpointAssets {
   // The chat template of the recipe; empty: the tokenizer's own.
   std::string chat_template;
 };
-// Also warns if the tokenizer of the pretrained weights is not that of the data.
-CheckpointAssets find_assets(const config::Config& config, const RunData& data, RunLog& log);
+// Also warns if the tokenizer of the pretrained weights is not that of the data. weights: the pretrained
+// weights; null: they are opened here.
+CheckpointAssets find_assets(const config::Config& config, const RunData& data, const BaseModel* weights,
+                             RunLog& log);
 
 }  // namespace capstan::train

@@ -63,12 +63,11 @@ class Search {
     path(field, given);
     if (found_.size() > before) return;
     const bool external = !config::split_scheme(given.resolved).scheme.empty();
-    if (std::string_view(field) == "checkpoint.load" &&
-        (external || exists(fs::path(given.resolved) / "config.json")))
-      found_.push_back({field, given.text,
-                        "checkpoint.load = " + given.text + " is a model of another program, not a run",
-                        "checkpoint.pretrained_checkpoint=" + std::string(external ? "" : "hf:") +
-                            given.text + " begins a run with its weights"});
+    const std::string scheme = external ? "" : config::model_scheme(given.resolved);
+    if (std::string_view(field) == "checkpoint.load" && (external || !scheme.empty()))
+      found_.push_back(
+          {field, given.text, "checkpoint.load = " + given.text + " is a model of another program, not a run",
+           "checkpoint.pretrained_checkpoint=" + scheme + given.text + " begins a run with its weights"});
     if (found_.size() > before || external) return;
     const fs::path saved = records::saved_in(given.resolved);
     std::error_code unknown;
@@ -287,11 +286,12 @@ class Trial {
     if (c.load)
       attempt_all("checkpoint.load",
                   [&](Warnings& warnings) { check_load(opened, options, usable, warnings); });
+    std::string base;
     if (c.pretrained_checkpoint &&
         attempt_all("checkpoint.pretrained_checkpoint",
-                    [&](Warnings& warnings) { check_pretrained(opened, usable, warnings); }) &&
+                    [&](Warnings& warnings) { base = check_pretrained(opened, usable, warnings); }) &&
         opened.peft && opened.peft->adapter && !c.load)
-      attempt("peft.adapter", "", [&] { check_adapter(opened); });
+      attempt("peft.adapter", "", [&] { check_adapter(opened, base); });
     if (data) result.held_data = data->bytes_in_memory();
     return result;
   }

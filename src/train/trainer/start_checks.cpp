@@ -129,22 +129,20 @@ void check_load(const config::Config& config, const RunOptions& options, const R
   check_state(reader, state.store(), optimizer.get());
 }
 
-void check_pretrained(const config::Config& config, const RunData* data, Warnings& warnings) {
+std::string check_pretrained(const config::Config& config, const RunData* data, Warnings& warnings) {
   const MetaState state(config);
-  const std::string& name = config.checkpoint.pretrained_checkpoint->resolved;
-  BaseModel weights = BaseModel::open(name);
+  BaseModel weights = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
   check_parameters(weights.parameters(config.model), state.store(),
                    config.peft ? ParameterSet::base : ParameterSet::all);
   WarningLog kept(warnings);
-  if (!config.peft && !config.checkpoint.load && formats::is_external(name))
-    report_differences(config, *formats::ExternalModel::open(name), name, kept.log);
-  if (data) (void)find_assets(config, *data, kept.log);
+  if (!config.peft && !config.checkpoint.load) report_differences(config, weights, kept.log);
+  if (data) (void)find_assets(config, *data, &weights, kept.log);
+  return weights.path();
 }
 
-void check_adapter(const config::Config& config) {
+void check_adapter(const config::Config& config, const std::string& base) {
   const MetaState state(config);
-  const BaseModel base = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
-  const StoredAdapters adapters = open_first_adapters(config, {base.path(), {}});
+  const StoredAdapters adapters = open_first_adapters(config, {base, {}});
   check_parameters(*adapters.tensors, state.store(), ParameterSet::adapters);
 }
 

@@ -35,11 +35,13 @@ int64_t data_bytes_under_limit(const config::Config& config);
 void check_load(const config::Config& config, const RunOptions& options, const RunData* data,
                 Warnings& warnings);
 
-// Checks the shapes of checkpoint.pretrained_checkpoint. warnings: gets differences of the model, and of the
-// tokenizer from that of the data. data: null if it cannot be opened.
-void check_pretrained(const config::Config& config, const RunData* data, Warnings& warnings);
+// Checks the shapes of checkpoint.pretrained_checkpoint, and returns the path of the model that it names.
+// warnings: gets differences of the model, and of the tokenizer from that of the data. data: null if it
+// cannot be opened.
+std::string check_pretrained(const config::Config& config, const RunData* data, Warnings& warnings);
 
-// Checks the settings, the shapes and the base model of the adapters of peft.adapter.
-void check_adapter(const config::Config& config);
+// Checks the settings, the shapes and the base model of the adapters of peft.adapter. base: from
+// check_pretrained().
+void check_adapter(const config::Config& config, const std::string& base);
 
 }  // namespace capstan::train

@@ -121,7 +121,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
         tensor_overlap_note(config_, transport.transport), offload_note(config_, runner_->device())})
     if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
-  if (is_rank0()) assets = find_assets(config_, *data_, *log_);
+  if (is_rank0()) assets = find_assets(config_, *data_, nullptr, *log_);
   initial_ = std::make_unique<InitialState>(start_or_resume(
       config_, world_, options_, *data_, *recorder_, *checkpoint_root_, *runner_, total_steps_, *log_));
   require_agreement(world_, {{"the step to resume from", std::to_string(step())}});

@@ -1,0 +1,164 @@
+// What a step reports of its routers: loads of the experts and losses, over all micro-batches and ranks.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "base/json.hpp"
+#include "comm/reduce.hpp"
+#include "runs.hpp"
+#include "support/running.hpp"
+#include "support/tiny.hpp"
+#include "support/worlds.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using test::Running;
+using test::world;
+
+namespace {
+
+constexpr int64_t kExperts = 4, kChoices = 2;
+constexpr double kBalance = 0.02, kZ = 0.003;
+
+// A dense layer, and three with experts.
+config::Config router_config() {
+  config::Config c = capstan::testing::tiny_config(true, world().size());
+  auto& m = c.model;
+  m.num_layers = 4, m.num_moe_experts = kExperts, m.moe_router_topk = kChoices;
+  m.moe_first_dense_layers = 1, m.moe_ffn_hidden_size = 16, m.init_method_std = 0.2;
+  m.moe_router_load_balancing_type = config::RouterBalancing::aux_loss;
+  m.moe_aux_loss_coeff = kBalance, m.moe_z_loss_coeff = kZ;
+  c.dist.expert_tensor_parallel_size = 1, c.dist.expert_data_parallel_size = world().size();
+  c.train.micro_batch_size = 1, c.train.global_batch_size = 8;
+  return c;
+}
+
+// The logits of each layer's router, in the micro-batches of this rank.
+struct Logits final : TapeObserver {
+  std::map<int64_t, std::vector<std::vector<float>>> of_layer;
+  void observe(const TapeEvent&) override {}
+  void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
+              std::span<const Tensor> tensors) override {
+    if (phase == 'F' && name == "router_logits")
+      of_layer[parameters[0]->spec().layer].push_back(tensors[0].to_floats());
+  }
+};
+
+// Of one layer: the choices of each expert, and the sums over the micro-batches of both losses, by the
+// formulas of GShard and Switch (coefficient * experts * sum of f[e] P[e], f[e] the fraction of the choices
+// that fell on expert e and P[e] its mean probability) and of ST-MoE (the mean of logsumexp^2).
+std::vector<double> sums_of(const std::vector<std::vector<float>>& micro_batches) {
+  std::vector<double> sums(kExperts + 2);
+  for (const std::vector<float>& logits : micro_batches) {
+    const auto tokens = static_cast<double>(logits.size()) / kExperts;
+    double chosen[kExperts] = {}, probability[kExperts] = {}, squares = 0;
+    for (auto row = logits.begin(); row != logits.end(); row += kExperts) {
+      int order[kExperts] = {0, 1, 2, 3};
+      std::sort(order, order + kExperts, [&](int a, int b) { return row[a] > row[b]; });
+      for (int k = 0; k < kChoices; ++k) chosen[order[k]] += 1;
+      double sum = 0;
+      for (int e = 0; e < kExperts; ++e) sum += std::exp(static_cast<double>(row[e]));
+      for (int e = 0; e < kExperts; ++e) probability[e] += std::exp(static_cast<double>(row[e])) / sum;
+      squares += std::pow(std::log(sum), 2);
+    }
+    for (size_t e = 0; e < kExperts; ++e) {
+      sums[e] += chosen[e];
+      sums[kExperts] += kBalance * kExperts * chosen[e] / (tokens * kChoices) * probability[e] / tokens;
+    }
+    sums[kExperts + 1] += kZ * squares / tokens;
+  }
+  return sums;
+}
+
+}  // namespace
+
+TEST_CASE("loads and losses of the routers are those of all tokens of the step, by the formulas of papers") {
+  for (const auto device : {config::DeviceKind::cpu, config::DeviceKind::checked}) {
+    config::Config config = router_config();
+    config.train.device = device;
+    Running r(config);
+    for (int step = 0; step < 2; ++step) {
+      Logits logits;
+      r.runner.observe(&logits);
+      const StepResult result = r.step();
+      r.runner.observe(nullptr);
+      REQUIRE(result.routers.size() == 3);
+      for (const RouterResult& router : result.routers) {
+        CAPTURE(router.layer);
+        std::vector<double> sums = sums_of(logits.of_layer.at(router.layer));
+        comm::all_reduce(world().communicator(), sums, comm::ReduceOp::sum);
+        for (size_t e = 0; e < kExperts; ++e)
+          CHECK(router.load.at(e) == sums[e] / static_cast<double>(8 * config.model.seq_length * kChoices));
+        // Eight micro-batches.
+        CHECK(router.balance_loss == doctest::Approx(sums[kExperts] / 8).epsilon(1e-5));
+        CHECK(router.z_loss == doctest::Approx(sums[kExperts + 1] / 8).epsilon(1e-5));
+      }
+    }
+  }
+}
+
+TEST_CASE("every layout reports the same loads and losses of the routers") {
+  const int size = world().size();
+  if (size == 1) return;
+  const auto first_step = [](const config::Config& config) { return Running(config).step().routers; };
+  const std::vector<RouterResult> expected = first_step(router_config());
+  std::vector<config::Config> configs(3, router_config());
+  configs[0].dist.tensor_model_parallel_size = 2, configs[0].dist.sequence_parallel = true;
+  configs[0].dist.data_parallel_size = size / 2;
+  configs[1].dist.pipeline_model_parallel_size = 2;
+  configs[1].dist.data_parallel_size = configs[1].dist.expert_data_parallel_size = size / 2;
+  configs[2].dist.expert_model_parallel_size = 2, configs[2].dist.expert_data_parallel_size = size / 2;
+  for (const config::Config& config : configs) {
+    CAPTURE(&config - configs.data());
+    const std::vector<RouterResult> routers = first_step(config);
+    REQUIRE(routers.size() == expected.size());
+    for (size_t i = 0; i < routers.size(); ++i) {
+      CHECK(routers[i].layer == expected[i].layer);
+      CHECK(routers[i].load == expected[i].load);
+      CHECK(routers[i].balance_loss == doctest::Approx(expected[i].balance_loss).epsilon(1e-5));
+      CHECK(routers[i].z_loss == doctest::Approx(expected[i].z_loss).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the losses summed over layers") {
+  config::Config config = router_config();
+  constexpr int kSteps = 6;
+  config.train.train_iters = kSteps;
+  config.logger.log_interval = 1;
+  config.validation.eval_interval.reset();
+  const test::SharedDirectory root;
+  RunOptions options;
+  options.run_dir = root.path() / "run";
+  options.recipe = {"tiny", "name: tiny\n", "name: tiny\n", "0", "capstan train tiny"};
+  options.measure_rate = false;
+  capstan::testing::Report report;
+  train::train(config, world(), options, report);
+  Running r(config);
+  std::vector<StepResult> steps;
+  for (int step = 0; step < kSteps; ++step) steps.push_back(r.step());
+  if (world().rank() > 0) return;
+  std::ifstream file(options.run_dir / "metrics.jsonl");
+  size_t step = 0;
+  for (std::string line; std::getline(file, line);) {
+    const Json row = json_of(line);
+    if (row.contains("event")) continue;
+    REQUIRE(step < steps.size());
+    const StepResult& result = steps[step++];
+    CHECK(row["loss"].get<double>() == result.loss);
+    double balance = 0, z = 0, highest = 0;
+    for (const RouterResult& router : result.routers) {
+      balance += router.balance_loss, z += router.z_loss;
+      for (const double load : router.load) highest = std::max(highest, load * kExperts);
+      CHECK(row["expert_load_layer_" + std::to_string(router.layer)].get<std::vector<double>>() ==
+            router.load);
+    }
+    CHECK(row["balance_loss"].get<double>() == balance);
+    CHECK(row["z_loss"].get<double>() == z);
+    CHECK(row["expert_max_load"].get<double>() == highest);
+  }
+  CHECK(step == kSteps);
+}
