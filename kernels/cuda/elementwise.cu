@@ -1,6 +1,6 @@
 // Element-wise kernels and fixed-shape reductions. Bytes moved for each element of e bytes: fill e, cast the
-// sizes of both types, add 3 e, axpy e + 8, scale, dropout, jitter and copy_rows 2 e, bias_dropout_add 2 e (3 e
-// with a residual), sum_parts and max_parts (count + 1) e, sum and count_nonfinite e, weighted_sum 8.
+// sizes of both types, add 3 e, axpy e + 8, scale, dropout, jitter and copy_rows 2 e, bias_dropout_add 2 e
+// (3 e with a residual), sum_parts and max_parts (count + 1) e, sum and count_nonfinite e, weighted_sum 8.
 #include "kernels/elementwise.hpp"
 
 #include "kernels/common/dropout.hpp"
