@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/initialize.hpp"
+#include "ops/grouped_linear.hpp"
 
 namespace capstan::nn {
 
@@ -26,10 +27,16 @@ Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
 // The parallel state of a linear layer's output, or of an adapter's update.
 enum class OutputState : uint8_t { replicated, columns, partial_sum };
 
+// The axis over which the width of a layer is sharded.
+ShardingAxis width_axis(ParameterGrid grid) {
+  return grid == ParameterGrid::expert ? ShardingAxis::expert_tensor : ShardingAxis::tensor;
+}
+
 OutputState state_of(const ParamSpec& a, const ParamSpec& b) {
-  const DimSharding* const inputs = a.sharding.over(ShardingAxis::tensor);
-  if (inputs && inputs->dim == 1) return OutputState::partial_sum;
-  return b.sharding.over(ShardingAxis::tensor) ? OutputState::columns : OutputState::replicated;
+  const ShardingAxis axis = width_axis(a.grid());
+  const DimSharding* const inputs = a.sharding.over(axis);
+  if (inputs && inputs->dim == a.shape.rank() - 1) return OutputState::partial_sum;
+  return b.sharding.over(axis) ? OutputState::columns : OutputState::replicated;
 }
 OutputState state_of(LinearSharding sharding) {
   if (sharding == LinearSharding::row) return OutputState::partial_sum;
@@ -39,8 +46,9 @@ OutputState state_of(LinearSharding sharding) {
 }  // namespace
 
 void Adapter::check_state(const ParamSpec& a, const ParamSpec& b) const {
+  const ParameterGrid grid = weight_.spec().grid();
   CAPSTAN_ASSERT(
-      parallel_.is_single() || state_of(a, b) == state_of(sharding_),
+      a.grid() == grid && b.grid() == grid && (width_.size == 1 || state_of(a, b) == state_of(sharding_)),
       "the update of `" + a.name + "` is sharded otherwise than the output of `" + weight_.name() + "`");
 }
 
@@ -49,8 +57,12 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
     : options_(parameters.adapters()),
       weight_(weight),
       parallel_(parameters.parallel().tensor),
+      of_experts_(weight.spec().grid() == ParameterGrid::expert),
+      width_(parameters.parallel().shard_ranks().of(width_axis(weight.spec().grid()))),
       sharding_(sharding) {
   if (!options_) return;
+  CAPSTAN_ASSERT(!of_experts_ || (!options_->magnitudes && sharding != LinearSharding::none),
+                 "adapters of the experts `" + weight.name() + "` with magnitudes, which the rules refuse");
   if (options_->split_fused && !slices.empty()) {
     const std::string around = path.prefix.substr(0, path.prefix.rfind('.') + 1);
     for (const OutputSlice& slice : slices) {
@@ -64,17 +76,24 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
   add_branch(parameters, path,
              {{},
               {},
-              weight.spec().shape[0],
+              weight.spec().shape[weight.spec().shape.rank() - 2],
               sharding == LinearSharding::column ? weight.spec().sharding : Sharding{}});
 }
 
 void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice) {
-  const int64_t in = weight_.spec().shape[1], rank = options_->rank;
+  const Shape& whole = weight_.spec().shape;
+  const int64_t in = whole[whole.rank() - 1], rank = options_->rank;
   const ModulePath inner = path.inside("adapter");
-  ParamSpec a = inner.spec("linear_in.weight", {rank, in}, first_values(options_->a, rank, in));
-  ParamSpec b =
-      inner.spec("linear_out.weight", {slice.out, rank}, first_values(options_->b, slice.out, rank));
-  a.adapter = b.adapter = true;
+  const auto factor = [&](const char* name, int64_t rows, int64_t columns,
+                          AdapterOptions::InitialValues values) {
+    const Shape shape = of_experts_ ? Shape{whole[0], rows, columns} : Shape{rows, columns};
+    ParamSpec spec = inner.spec(name, shape, first_values(values, rows, columns));
+    if (of_experts_) spec.sharding = {ShardingAxis::expert, 0};
+    spec.adapter = true;
+    return spec;
+  };
+  ParamSpec a = factor("linear_in.weight", rank, in, options_->a),
+            b = factor("linear_out.weight", slice.out, rank, options_->b);
   b.is_lora_b = true;
   // A replicated factor gets gradients from each rank's outputs, inputs or rows only.
   switch (sharding_) {
@@ -83,11 +102,11 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
       break;
     case LinearSharding::column:
       b.sharding = slice.sharding;
-      a.partial_over_tensor = !parallel_.is_single();
+      a.partial_over_tensor = width_.size > 1;
       break;
     case LinearSharding::row:
       a.sharding = weight_.spec().sharding;
-      b.partial_over_tensor = !parallel_.is_single();
+      b.partial_over_tensor = width_.size > 1;
       break;
   }
   check_state(a, b);
@@ -106,21 +125,27 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   branches_.back().magnitude = &parameters.add(std::move(m));
 }
 
-Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const {
+Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context,
+                   const RowsOfExperts* experts) const {
+  const auto scale = static_cast<float>(options_->scale);
+  // A replicated layer may read some of the rows.
+  const Tensor& dropout_rows = experts                             ? experts->dropout_rows
+                               : sharding_ == LinearSharding::none ? context.hidden_dropout_rows
+                                                                   : context.dropout_rows;
   for (const Branch& branch : branches_) {
-    // A row-parallel layer reads some of the columns, a replicated one may read some of the rows.
-    const int64_t first_column = sharding_ == LinearSharding::row ? parallel_.rank() * x.size(1) : 0;
-    const Var in = ops::dropout_columns(tape, x,
-                                        context.adapter_dropout(options_->dropout, branch.dropout_sequence,
-                                                                sharding_ == LinearSharding::none),
-                                        first_column);
-    base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
-                             static_cast<float>(options_->scale), branch.segments);
+    // A row-parallel layer reads some of the columns.
+    const int64_t first_column = sharding_ == LinearSharding::row ? width_.rank * x.size(1) : 0;
+    const Var in = ops::dropout_columns(
+        tape, x, context.adapter_dropout(options_->dropout, branch.dropout_sequence, dropout_rows),
+        first_column);
+    base = experts
+               ? ops::grouped_low_rank_add(tape, std::move(base), in, experts->sizes, *branch.a, *branch.b,
+                                           scale, branch.segments.begin, experts->expected_rows)
+               : ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b, scale, branch.segments);
   }
   for (const Branch& branch : branches_)
     if (branch.magnitude)
-      base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude,
-                            static_cast<float>(options_->scale),
+      base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude, scale,
                             sharding_ == LinearSharding::row ? parallel_.group : nullptr, branch.segments);
   return base;
 }
