@@ -61,8 +61,6 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
       width_(parameters.parallel().shard_ranks().of(width_axis(weight.spec().grid()))),
       sharding_(sharding) {
   if (!options_) return;
-  CAPSTAN_ASSERT(!of_experts_ || (!options_->magnitudes && sharding != LinearSharding::none),
-                 "adapters of the experts `" + weight.name() + "` with magnitudes, which the rules refuse");
   if (options_->split_fused && !slices.empty()) {
     const std::string around = path.prefix.substr(0, path.prefix.rfind('.') + 1);
     for (const OutputSlice& slice : slices) {
@@ -81,6 +79,8 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
 }
 
 void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice) {
+  CAPSTAN_ASSERT(!of_experts_ || !options_->magnitudes,
+                 "magnitudes of the experts `" + weight_.name() + "`, which the rules refuse");
   const Shape& whole = weight_.spec().shape;
   const int64_t in = whole[whole.rank() - 1], rank = options_->rank;
   const ModulePath inner = path.inside("adapter");
