@@ -7,7 +7,7 @@
 
 namespace capstan::config {
 
-static bool is_of_experts(std::string_view path) {
+bool is_layer_of_experts(std::string_view path) {
   return path.find(".mlp.experts.") != std::string_view::npos;
 }
 
@@ -89,7 +89,7 @@ bool matches_layer(std::string_view name_or_pattern, std::string_view path) {
 
 bool adapts(const PeftConfig& peft, std::string_view path) {
   const auto matches = [&](const std::string& name) { return matches_layer(name, path); };
-  return !(has_magnitudes(peft.scheme) && is_of_experts(path)) &&
+  return !(has_magnitudes(peft.scheme) && is_layer_of_experts(path)) &&
          std::any_of(peft.target_modules.begin(), peft.target_modules.end(), matches) &&
          std::none_of(peft.exclude_modules.begin(), peft.exclude_modules.end(), matches);
 }

@@ -14,6 +14,7 @@ namespace capstan::config {
 // their own. "decoder.layers.1.mlp.experts.linear_fc1" is the layer of all experts, each with its own adapter;
 // it is left out for schemes with magnitudes, which experts do not have.
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme);
+bool is_layer_of_experts(std::string_view path);
 
 // A slice of a fused layer that canonical schemes adapt separately: rows [begin, begin + count) of each of
 // `groups` equal groups of rows of its weight.
