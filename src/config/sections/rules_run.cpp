@@ -79,7 +79,7 @@ PeftScheme without_magnitudes(PeftScheme scheme) {
 RULE("R0912", adapter_targets_exist,
      "every target module is a layer of the model; experts have no adapters with magnitudes (DoRA)",
      "peft.target_modules", "peft.exclude_modules", "peft.scheme", "model.num_moe_experts",
-     "model.moe_layer_freq", "model.moe_first_dense_layers") {
+     "model.moe_layer_freq", "model.moe_first_dense_layers", "model.moe_shared_expert_intermediate_size") {
   if (!c.peft) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   if (layers.empty()) return;
@@ -115,7 +115,8 @@ RULE("R0912", adapter_targets_exist,
 
 RULE("R0922", experts_have_no_magnitudes,
      "with DoRA, targets that experts would have too adapt the other layers alone", "peft.target_modules",
-     "peft.scheme", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_first_dense_layers") {
+     "peft.scheme", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_first_dense_layers",
+     "model.moe_shared_expert_intermediate_size") {
   if (!c.peft || !has_magnitudes(c.peft->scheme)) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   auto experts = adaptable_layers(c.model, without_magnitudes(c.peft->scheme));
