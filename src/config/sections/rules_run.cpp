@@ -91,9 +91,10 @@ RULE("R0912", adapter_targets_exist,
     if (std::find(modules.begin(), modules.end(), module) == modules.end())
       modules.push_back(std::move(module));
   }
-  const auto check = [&](const char* field, const std::vector<std::string>& names) {
+  const auto check = [&](const char* field, const std::vector<std::string>& names,
+                         const std::vector<std::string>& known) {
     for (const std::string& name : names) {
-      if (matches_any(name, layers)) continue;
+      if (matches_any(name, known)) continue;
       const bool of_experts = matches_any(name, with_experts);
       const auto near = near_matches(name, modules, 2);
       report
@@ -109,8 +110,8 @@ RULE("R0912", adapter_targets_exist,
                 "`");
     }
   };
-  check("peft.target_modules", c.peft->target_modules);
-  check("peft.exclude_modules", c.peft->exclude_modules);
+  check("peft.target_modules", c.peft->target_modules, layers);
+  check("peft.exclude_modules", c.peft->exclude_modules, with_experts);
 }
 
 RULE("R0922", experts_have_no_magnitudes,
