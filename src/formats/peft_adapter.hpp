@@ -48,6 +48,8 @@ std::string peft_config_text(const PeftConfig& config);
 struct AdapterModule {
   // The base model's module name in PEFT files, "decoder.layers.0.mlp.linear_fc1" in Capstan.
   std::string module;
+  // In Capstan, where the layer of experts is one module: the index and the number of them. 0: no experts.
+  int64_t expert = 0, experts = 0;
   int64_t rank = 0, in = 0, out = 0;
   double scale = 1;
   // [rank, in], [out, rank], [out] or empty.

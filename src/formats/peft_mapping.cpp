@@ -22,11 +22,22 @@ std::string module_of(std::string_view tensor) {
   return std::string(tensor.substr(0, tensor.size() - kWeight.size()));
 }
 
-const AdapterModule* find(const std::vector<AdapterModule>& modules, std::string_view name) {
-  const auto found =
-      std::find_if(modules.begin(), modules.end(), [&](const auto& m) { return m.module == name; });
-  return found == modules.end() ? nullptr : &*found;
-}
+// Finds modules by name, and those of experts by their index.
+class ModuleIndex {
+ public:
+  explicit ModuleIndex(const std::vector<AdapterModule>& modules) {
+    for (const AdapterModule& m : modules)
+      by_name_.emplace(std::pair(std::string_view(m.module), m.expert), &m);
+  }
+  // Null: there is none.
+  const AdapterModule* find(std::string_view name, int64_t expert = 0) const {
+    const auto found = by_name_.find({name, expert});
+    return found == by_name_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::map<std::pair<std::string_view, int64_t>, const AdapterModule*> by_name_;
+};
 
 // The modules of the file's model that form a layer, in the order of their first rows.
 std::vector<std::string> parts_of(const Arrangement& arrangement) {
@@ -56,9 +67,25 @@ Arrangement rows_of(const Arrangement& full, const config::LayerSlice& part) {
   return result;
 }
 
+// The matrices of a layer's weight: of a layer of experts one for each, else the weight itself.
+std::vector<Arrangement> matrices_of(const Arrangement& full) {
+  if (full.shape.rank() < 3) return {full};
+  const int64_t rows = full.shape[1];
+  std::vector<Arrangement> matrices(static_cast<size_t>(full.shape[0]));
+  for (Arrangement& matrix : matrices)
+    matrix = {{rows, full.shape[2]}, full.dimension, full.source_dimension, {}, full.add};
+  for (Segment segment : full.segments) {
+    Arrangement& matrix = matrices[static_cast<size_t>(segment.begin / rows)];
+    segment.begin %= rows;
+    matrix.segments.push_back(std::move(segment));
+  }
+  return matrices;
+}
+
 // The weights that can have adapters, as the layers of the scheme; the file's modules with their [out, in].
 struct Layers {
-  std::map<std::string, Arrangement> ours;
+  // Of each layer the matrices_of() its weight.
+  std::map<std::string, std::vector<Arrangement>> ours;
   struct Size {
     int64_t out = 0, in = 0;
   };
@@ -75,11 +102,12 @@ Layers layers_of(const ModelConfig& m, const TensorNames& names, bool parts) {
       const Shape& shape = table.sources.at(part + std::string(kWeight));
       result.theirs[part] = {shape[arrangement.source_dimension], shape[1 - arrangement.source_dimension]};
     }
-    if (!parts)
-      result.ours[path] = arrangement;
-    else
-      for (const config::LayerSlice& part : config::layer_slices(m, path, arrangement.shape[0]))
-        result.ours[part.path] = rows_of(arrangement, part);
+    for (Arrangement& matrix : matrices_of(arrangement))
+      if (!parts)
+        result.ours[path].push_back(std::move(matrix));
+      else
+        for (const config::LayerSlice& part : config::layer_slices(m, path, matrix.shape[0]))
+          result.ours[part.path].push_back(rows_of(matrix, part));
   }
   return result;
 }
@@ -123,15 +151,16 @@ bool alike(const AdapterModule& a, const AdapterModule& b) {
 }
 
 // Returns true if every layer has adapters with the same A in all of its slices, or in none.
-bool fusable(const PeftAdapter& adapter, const Layers& layers) {
-  for (const auto& [path, arrangement] : layers.ours) {
-    const auto parts = parts_of(arrangement);
-    const AdapterModule* first = find(adapter.modules, parts[0]);
-    for (const std::string& part : parts) {
-      const AdapterModule* module = find(adapter.modules, part);
-      if ((module == nullptr) != (first == nullptr) || (module && !alike(*module, *first))) return false;
+bool fusable(const ModuleIndex& modules, const Layers& layers) {
+  for (const auto& [path, matrices] : layers.ours)
+    for (const Arrangement& matrix : matrices) {
+      const auto parts = parts_of(matrix);
+      const AdapterModule* first = modules.find(parts[0]);
+      for (const std::string& part : parts) {
+        const AdapterModule* module = modules.find(part);
+        if ((module == nullptr) != (first == nullptr) || (module && !alike(*module, *first))) return false;
+      }
     }
-  }
   return true;
 }
 
@@ -139,15 +168,16 @@ bool fusable(const PeftAdapter& adapter, const Layers& layers) {
 // are selected.
 std::vector<std::string> shortest(const std::vector<std::string>& paths,
                                   const std::vector<std::string>& all) {
-  const std::set<std::string> wanted(paths.begin(), paths.end());
+  const auto last_part = [](const std::string& path) { return path.substr(path.rfind('.') + 1); };
+  std::map<std::string, int64_t> not_selected;
+  for (const std::string& path : all) ++not_selected[last_part(path)];
+  for (const std::string& path : paths) --not_selected[last_part(path)];
   std::vector<std::string> names;
+  std::set<std::string> seen;
   for (const std::string& path : paths) {
-    const std::string last_part = path.substr(path.rfind('.') + 1);
-    const bool all_wanted = std::all_of(all.begin(), all.end(), [&](const std::string& other) {
-      return other.substr(other.rfind('.') + 1) != last_part || wanted.count(other) > 0;
-    });
-    const std::string& name = all_wanted ? last_part : path;
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    std::string last = last_part(path);
+    const std::string& name = not_selected[last] == 0 ? last : path;
+    if (seen.insert(name).second) names.push_back(name);
   }
   return names;
 }
@@ -158,7 +188,8 @@ AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, cons
                       std::optional<bool> parts, const std::string& location) {
   Layers layers = layers_of(model, names, false);
   check_modules(adapter, layers, location);
-  const bool apart = parts.value_or(false) || !fusable(adapter, layers);
+  const ModuleIndex modules(adapter.modules);
+  const bool apart = parts.value_or(false) || !fusable(modules, layers);
   if (apart) layers = layers_of(model, names, true);
 
   AdapterSet result;
@@ -179,38 +210,56 @@ AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, cons
 
   std::vector<std::string> paths;
   const auto all = config::adaptable_layers(model, peft.scheme);
+  std::set<std::string_view> used;
   for (const std::string& path : all) {
-    const Arrangement& arrangement = layers.ours.at(path);
-    const AdapterModule* source = nullptr;
-    for (const std::string& part : parts_of(arrangement))
-      if (!source) source = find(adapter.modules, part);
-    if (!source) continue;
-    AdapterModule ours;
-    ours.module = path;
-    ours.rank = peft.dim;
-    ours.scale = scale;
-    ours.out = arrangement.shape[0];
-    ours.in = arrangement.shape[1];
-    ours.a = source->a;
-    ours.a.resize(static_cast<size_t>(ours.rank * ours.in));
-    ours.b.resize(static_cast<size_t>(ours.out * ours.rank));
-    if (adapter.config.dora) ours.magnitude.resize(static_cast<size_t>(ours.out));
-    for (const Segment& segment : arrangement.segments) {
-      const AdapterModule& part = *find(adapter.modules, module_of(segment.source));
-      const double ratio = one_scale ? 1 : part.scale / scale;
-      for (int64_t row = 0; row < segment.count; ++row) {
-        const float* from = part.b.data() + (segment.source_begin + row) * part.rank;
-        float* to = ours.b.data() + (segment.begin + row) * ours.rank;
-        for (int64_t i = 0; i < part.rank; ++i)
-          to[i] = static_cast<float>(ratio * static_cast<double>(from[i]));
-        if (adapter.config.dora)
-          ours.magnitude[static_cast<size_t>(segment.begin + row)] =
-              part.magnitude[static_cast<size_t>(segment.source_begin + row)];
+    const std::vector<Arrangement>& matrices = layers.ours.at(path);
+    const size_t before = result.modules.size();
+    for (size_t expert = 0; expert < matrices.size(); ++expert) {
+      const Arrangement& matrix = matrices[expert];
+      const AdapterModule* source = nullptr;
+      for (const std::string& part : parts_of(matrix))
+        if (!source) source = modules.find(part);
+      if (!source) continue;
+      AdapterModule ours;
+      ours.module = path;
+      if (config::is_layer_of_experts(path))
+        ours.expert = static_cast<int64_t>(expert), ours.experts = std::ssize(matrices);
+      ours.rank = peft.dim;
+      ours.scale = scale;
+      ours.out = matrix.shape[0];
+      ours.in = matrix.shape[1];
+      ours.a = source->a;
+      ours.a.resize(static_cast<size_t>(ours.rank * ours.in));
+      ours.b.resize(static_cast<size_t>(ours.out * ours.rank));
+      if (adapter.config.dora) ours.magnitude.resize(static_cast<size_t>(ours.out));
+      for (const Segment& segment : matrix.segments) {
+        const AdapterModule& part = *modules.find(module_of(segment.source));
+        used.insert(part.module);
+        const double ratio = one_scale ? 1 : part.scale / scale;
+        for (int64_t row = 0; row < segment.count; ++row) {
+          const float* from = part.b.data() + (segment.source_begin + row) * part.rank;
+          float* to = ours.b.data() + (segment.begin + row) * ours.rank;
+          for (int64_t i = 0; i < part.rank; ++i)
+            to[i] = static_cast<float>(ratio * static_cast<double>(from[i]));
+          if (adapter.config.dora)
+            ours.magnitude[static_cast<size_t>(segment.begin + row)] =
+                part.magnitude[static_cast<size_t>(segment.source_begin + row)];
+        }
       }
+      result.modules.push_back(std::move(ours));
     }
+    const size_t adapted = result.modules.size() - before;
+    if (adapted == 0) continue;
+    if (adapted != matrices.size())
+      fail(ErrorCode::unsupported, location + " has adapters of " + std::to_string(adapted) + " of the " +
+                                       std::to_string(matrices.size()) + " experts of `" + path +
+                                       "`; here all of them have one, or none");
     paths.push_back(path);
-    result.modules.push_back(std::move(ours));
   }
+  for (const AdapterModule& module : adapter.modules)
+    if (!used.count(module.module))
+      fail(ErrorCode::unsupported, location + " has magnitudes (DoRA) for the expert `" + module.module +
+                                       "`; experts have adapters without them");
   peft.target_modules = shortest(paths, all);
   return result;
 }
@@ -267,21 +316,24 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
                     const std::string& base) {
   const config::PeftConfig& peft = adapters.peft;
   const Layers layers = layers_of(model, names, config::adapts_parts(peft.scheme));
+  const ModuleIndex modules(adapters.modules);
   std::map<std::string, std::vector<ModuleSlice>> slices;
   std::vector<std::string> problems;
-  for (const auto& [path, arrangement] : layers.ours) {
-    const AdapterModule* module = find(adapters.modules, path);
-    if (!module) continue;
-    if (module->in != arrangement.shape[1] || module->out != arrangement.shape[0]) {
+  const auto add = [&](const std::string& path, const Arrangement& matrix, int64_t expert) {
+    const AdapterModule* module = modules.find(path, expert);
+    if (!module) return;
+    if (module->in != matrix.shape[1] || module->out != matrix.shape[0]) {
       problems.push_back("`" + path + "` is for a layer of " + size_text(module->out, module->in) +
-                         "; the model's has " + size_text(arrangement.shape[0], arrangement.shape[1]));
-      continue;
+                         "; the model's has " + size_text(matrix.shape[0], matrix.shape[1]));
+      return;
     }
     std::map<std::string, std::vector<Segment>> segments;
-    for (const Segment& segment : arrangement.segments)
-      segments[module_of(segment.source)].push_back(segment);
+    for (const Segment& segment : matrix.segments) segments[module_of(segment.source)].push_back(segment);
     for (auto& [part, of_part] : segments) slices[part].push_back({module, std::move(of_part)});
-  }
+  };
+  for (const auto& [path, matrices] : layers.ours)
+    for (int64_t expert = 0; expert < std::ssize(matrices); ++expert)
+      add(path, matrices[static_cast<size_t>(expert)], expert);
   fail_with(ErrorCode::format, "the adapter", problems);
   PeftAdapter result;
   PeftConfig& c = result.config;
@@ -311,18 +363,18 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
 namespace {
 
 struct InMemoryTensor : checkpoint::TensorInfo {
-  const std::vector<float>* values = nullptr;
+  std::vector<float> values;
 };
 
 class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
  public:
-  AdapterTensors(std::vector<AdapterModule> modules, std::string location)
-      : modules_(std::move(modules)), location_(std::move(location)) {
-    for (const AdapterModule& m : modules_) {
+  // The modules of a layer's experts follow one another.
+  AdapterTensors(std::vector<AdapterModule> modules, std::string location) : location_(std::move(location)) {
+    for (AdapterModule& m : modules) {
       const std::string around = m.module + ".adapter.";
-      add(around + "linear_in.weight", {m.rank, m.in}, m.a);
-      add(around + "linear_out.weight", {m.out, m.rank}, m.b);
-      if (!m.magnitude.empty()) add(around + "magnitude", {m.out}, m.magnitude);
+      add(around + "linear_in.weight", {m.rank, m.in}, m.experts, std::move(m.a));
+      add(around + "linear_out.weight", {m.out, m.rank}, m.experts, std::move(m.b));
+      if (!m.magnitude.empty()) add(around + "magnitude", {m.out}, 0, std::move(m.magnitude));
     }
   }
   std::string description() const override { return location_; }
@@ -331,15 +383,17 @@ class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
     if (!fits(wanted, tensor.shape))
       fail(ErrorCode::failed, location_ + ": `" + std::string(name) + "` " + tensor.shape.text() +
                                   " has no region " + wanted.text());
-    copy_region(wanted, full_region(tensor.shape), reinterpret_cast<const std::byte*>(tensor.values->data()),
+    copy_region(wanted, full_region(tensor.shape), reinterpret_cast<const std::byte*>(tensor.values.data()),
                 DType::f32, wanted, out.data(), dtype);
   }
 
  private:
-  void add(const std::string& name, const Shape& shape, const std::vector<float>& values) {
-    tensors_[name] = {{DType::f32, shape}, &values};
+  void add(const std::string& name, const Shape& shape, int64_t experts, std::vector<float> values) {
+    InMemoryTensor& tensor = tensors_[name];
+    tensor.dtype = DType::f32;
+    tensor.shape = experts > 0 ? Shape{experts, shape[0], shape[1]} : shape;
+    tensor.values.insert(tensor.values.end(), values.begin(), values.end());
   }
-  std::vector<AdapterModule> modules_;
   std::string location_;
 };
 
@@ -367,20 +421,40 @@ AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftCo
   };
   for (const std::string& path : config::adaptable_layers(model, peft.scheme)) {
     if (!config::adapts(peft, path)) continue;
+    const bool of_experts = config::is_layer_of_experts(path);
+    const std::string in_name = path + ".adapter.linear_in.weight",
+                      out_name = path + ".adapter.linear_out.weight";
+    const std::vector<float> a = read(in_name, of_experts ? 3 : 2), b = read(out_name, of_experts ? 3 : 2);
     AdapterModule m;
     m.module = path;
     m.scale = config::adapter_scale(peft);
-    m.a = read(path + ".adapter.linear_in.weight", 2);
-    m.b = read(path + ".adapter.linear_out.weight", 2);
     if (config::has_magnitudes(peft.scheme)) m.magnitude = read(path + ".adapter.magnitude", 1);
-    if (m.a.empty() || m.b.empty()) continue;
-    m.rank = tensors.at(path + ".adapter.linear_in.weight").shape[0];
-    m.in = tensors.at(path + ".adapter.linear_in.weight").shape[1];
-    m.out = tensors.at(path + ".adapter.linear_out.weight").shape[0];
-    if (m.rank != peft.dim || static_cast<int64_t>(m.b.size()) != m.out * m.rank)
+    if (a.empty() || b.empty()) continue;
+    const Shape &first = tensors.at(in_name).shape, &second = tensors.at(out_name).shape;
+    const int64_t matrices = of_experts ? *model.num_moe_experts : 1;
+    m.rank = first[first.rank() - 2];
+    m.in = first[first.rank() - 1];
+    m.out = second[second.rank() - 2];
+    m.experts = of_experts ? matrices : 0;
+    if (of_experts && (first[0] != matrices || second[0] != matrices)) {
+      problems.push_back("`" + path + "` has adapters of " + std::to_string(first[0]) + " and " +
+                         std::to_string(second[0]) + " experts instead of " + std::to_string(matrices));
+      continue;
+    }
+    if (m.rank != peft.dim || second[second.rank() - 1] != m.rank) {
       problems.push_back("`" + path + "` has adapters of another rank than peft.dim " +
                          std::to_string(peft.dim));
-    result.modules.push_back(std::move(m));
+      continue;
+    }
+    const auto of_expert = [&](const std::vector<float>& all) {
+      const auto count = std::ssize(all) / matrices, begin = m.expert * count;
+      return std::vector<float>(all.begin() + begin, all.begin() + begin + count);
+    };
+    for (m.expert = 0; m.expert < matrices; ++m.expert) {
+      m.a = of_expert(a);
+      m.b = of_expert(b);
+      result.modules.push_back(m);
+    }
   }
   fail_with(ErrorCode::format, tensors.description(), problems);
   return result;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/initialize.hpp"
+#include "ops/grouped_linear.hpp"
 
 namespace capstan::nn {
 
@@ -23,6 +24,11 @@ Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
   return {Init::Kind::zeros};
 }
 
+// The axis over which the width of a layer is sharded.
+ShardingAxis width_axis(ParameterGrid grid) {
+  return grid == ParameterGrid::expert ? ShardingAxis::expert_tensor : ShardingAxis::tensor;
+}
+
 }  // namespace
 
 Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight,
@@ -30,6 +36,8 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
     : options_(parameters.adapters()),
       weight_(weight),
       parallel_(parameters.parallel().tensor),
+      of_experts_(weight.spec().grid() == ParameterGrid::expert),
+      width_(parameters.parallel().shard_ranks().of(width_axis(weight.spec().grid()))),
       sharding_(sharding) {
   if (!options_) return;
   if (options_->split_fused && !slices.empty()) {
@@ -45,17 +53,26 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
   add_branch(parameters, path,
              {{},
               {},
-              weight.spec().shape[0],
+              weight.spec().shape[weight.spec().shape.rank() - 2],
               sharding == LinearSharding::column ? weight.spec().sharding : Sharding{}});
 }
 
 void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice) {
-  const int64_t in = weight_.spec().shape[1], rank = options_->rank;
+  CAPSTAN_ASSERT(!of_experts_ || !options_->magnitudes,
+                 "magnitudes of the experts `" + weight_.name() + "`, which the rules refuse");
+  const Shape& whole = weight_.spec().shape;
+  const int64_t in = whole[whole.rank() - 1], rank = options_->rank;
   const ModulePath inner = path.inside("adapter");
-  ParamSpec a = inner.spec("linear_in.weight", {rank, in}, first_values(options_->a, rank, in));
-  ParamSpec b =
-      inner.spec("linear_out.weight", {slice.out, rank}, first_values(options_->b, slice.out, rank));
-  a.adapter = b.adapter = true;
+  const auto factor = [&](const char* name, int64_t rows, int64_t columns,
+                          AdapterOptions::InitialValues values) {
+    const Shape shape = of_experts_ ? Shape{whole[0], rows, columns} : Shape{rows, columns};
+    ParamSpec spec = inner.spec(name, shape, first_values(values, rows, columns));
+    if (of_experts_) spec.sharding = {ShardingAxis::expert, 0};
+    spec.adapter = true;
+    return spec;
+  };
+  ParamSpec a = factor("linear_in.weight", rank, in, options_->a),
+            b = factor("linear_out.weight", slice.out, rank, options_->b);
   b.is_lora_b = true;
   // A replicated factor gets gradients from each rank's outputs, inputs or rows only.
   switch (sharding_) {
@@ -64,18 +81,21 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
       break;
     case LinearSharding::column:
       b.sharding = slice.sharding;
-      a.partial_over_tensor = !parallel_.is_single();
+      a.partial_over_tensor = width_.size > 1;
       break;
     case LinearSharding::row:
       a.sharding = weight_.spec().sharding;
-      b.partial_over_tensor = !parallel_.is_single();
+      b.partial_over_tensor = width_.size > 1;
       break;
   }
   // The update is in the parallel state of the output to which it is added: a partial sum where A is sharded
   // (over its inputs), some of the columns where B is.
+  const ShardingAxis axis = width_axis(weight_.spec().grid());
   CAPSTAN_ASSERT(
-      parallel_.is_single() || (a.sharding.over_tensor_ranks() == (sharding_ == LinearSharding::row) &&
-                                b.sharding.over_tensor_ranks() == (sharding_ == LinearSharding::column)),
+      a.grid() == weight_.spec().grid() && b.grid() == a.grid() &&
+          (width_.size == 1 ||
+           ((a.sharding.over(axis) != nullptr) == (sharding_ == LinearSharding::row) &&
+            (b.sharding.over(axis) != nullptr) == (sharding_ == LinearSharding::column))),
       "the update of `" + a.name + "` is sharded otherwise than the output of `" + weight_.name() + "`");
   const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
@@ -92,21 +112,27 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   branches_.back().magnitude = &parameters.add(std::move(m));
 }
 
-Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const {
+Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context,
+                   const RowsOfExperts* experts) const {
+  const auto scale = static_cast<float>(options_->scale);
+  // A replicated layer may read some of the rows.
+  const Tensor& dropout_rows = experts                             ? experts->dropout_rows
+                               : sharding_ == LinearSharding::none ? context.hidden_dropout_rows
+                                                                   : context.dropout_rows;
   for (const Branch& branch : branches_) {
-    // A row-parallel layer reads some of the columns, a replicated one may read some of the rows.
-    const int64_t first_column = sharding_ == LinearSharding::row ? parallel_.rank() * x.size(1) : 0;
-    const Var in = ops::dropout_columns(tape, x,
-                                        context.adapter_dropout(options_->dropout, branch.dropout_sequence,
-                                                                sharding_ == LinearSharding::none),
-                                        first_column);
-    base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
-                             static_cast<float>(options_->scale), branch.segments);
+    // A row-parallel layer reads some of the columns.
+    const int64_t first_column = sharding_ == LinearSharding::row ? width_.rank * x.size(1) : 0;
+    const Var in = ops::dropout_columns(
+        tape, x, context.adapter_dropout(options_->dropout, branch.dropout_sequence, dropout_rows),
+        first_column);
+    base = experts
+               ? ops::grouped_low_rank_add(tape, std::move(base), in, experts->sizes, *branch.a, *branch.b,
+                                           scale, branch.segments.begin, experts->expected_rows)
+               : ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b, scale, branch.segments);
   }
   for (const Branch& branch : branches_)
     if (branch.magnitude)
-      base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude,
-                            static_cast<float>(options_->scale),
+      base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude, scale,
                             sharding_ == LinearSharding::row ? parallel_.group : nullptr, branch.segments);
   return base;
 }

@@ -47,17 +47,32 @@ struct OutputSlice {
 // rank computes a partial sum). ops/tensor_parallel.hpp says which rows a rank has.
 enum class LinearSharding : uint8_t { none, column, row };
 
-// The adapters of one linear layer; empty if AdapterOptions::adapts() is false for its path.
+// The rows of experts, which follow one another.
+struct RowsOfExperts {
+  // Rows of each expert here, i64 [experts].
+  Tensor sizes;
+  // TokenContext::hidden_dropout_rows of each row's token, i64 [rows]; only with dropout of adapters.
+  Tensor dropout_rows;
+  // See ops::grouped_linear.
+  int64_t expected_rows = 0;
+};
+
+// The adapters of one linear layer; empty if AdapterOptions::adapts() is false for its path. A layer of
+// experts, whose weight is [experts, out, in], has one adapter for each expert: A [experts, rank, in],
+// B [experts, out, rank] on the ranks of the weight.
 class Adapter {
  public:
-  // `weight`, `sharding`: the layer's. `slices`: used with AdapterOptions::split_fused. The update is in the
-  // parallel state of the layer's output, to which it is added: replicated, sharded or a partial sum.
+  // `weight`, `sharding`: the layer's; of experts the sharding of each one's width. `slices`: used with
+  // AdapterOptions::split_fused. The update is in the parallel state of the layer's output, to which it is
+  // added: replicated, sharded or a partial sum.
   Adapter(ParamList& parameters, const ModulePath& path, const Parameter& weight, LinearSharding sharding,
           const std::vector<OutputSlice>& slices);
 
   bool empty() const { return branches_.empty(); }
   // Adds the update to `base` = x W^T of this rank's rows, x[N, in], and returns the sum, without the bias.
-  Var apply(Tape& tape, Var base, const Var& x, const TokenContext& context) const;
+  // experts: where the layer is one of experts.
+  Var apply(Tape& tape, Var base, const Var& x, const TokenContext& context,
+            const RowsOfExperts* experts = nullptr) const;
 
  private:
   struct Branch {
@@ -72,6 +87,9 @@ class Adapter {
   const AdapterOptions* options_;
   const Parameter& weight_;
   ops::TensorParallel parallel_;
+  bool of_experts_;
+  // The ranks over which the layer's width is sharded.
+  ShardRanks::AxisRank width_;
   LinearSharding sharding_;
   std::vector<Branch> branches_;
 };

@@ -9,6 +9,15 @@
 
 namespace capstan::nn {
 
+// The parts of fc1 with adapters of their own.
+static std::vector<OutputSlice> slices_of(const Moe::Options& o, int ranks) {
+  if (!o.gated) return {};
+  const int64_t ffn = o.ffn / ranks;
+  const Sharding sharding{{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1}};
+  return {{"linear_fc1_gate", {1, 0, ffn}, o.ffn, sharding},
+          {"linear_fc1_up", {1, ffn, ffn}, o.ffn, sharding}};
+}
+
 Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options), parallel_(parameters.parallel()), layer_(path.layer) {
   const bool rows_are_sharded = parallel_.tensor.shards_rows();
@@ -36,6 +45,11 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   fc2.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 2}};
   fc1_ = &parameters.add(std::move(fc1));
   fc2_ = &parameters.add(std::move(fc2));
+  fc1_adapter_.emplace(parameters, experts.inside("linear_fc1"), *fc1_, LinearSharding::column,
+                       slices_of(options, parallel_.shard_ranks().expert_tensor.size));
+  fc2_adapter_.emplace(parameters, experts.inside("linear_fc2"), *fc2_, LinearSharding::row,
+                       std::vector<OutputSlice>{});
+  if (!fc1_adapter_->empty() || !fc2_adapter_->empty()) adapter_dropout_ = parameters.adapters()->dropout;
   const auto bias = [&](const char* name, int64_t width) {
     ParamSpec spec = experts.spec(name, {options.experts, width}, {Init::Kind::zeros});
     spec.sharding = {ShardingAxis::expert, 0};
@@ -71,10 +85,10 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
 }
 
 Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
-  const auto dispatch = dispatcher_->start(tape, x, route(tape, x, context));
+  const auto dispatch = dispatcher_->start(tape, x, route(tape, x, context), dropout_rows(context));
   Var shared;
   if (shared_ && options_.overlap_shared) shared = run_shared_expert(tape, x, context);
-  const Var y = dispatch->combine(tape, run_experts(tape, dispatch->receive(tape)));
+  const Var y = dispatch->combine(tape, run_experts(tape, dispatch->receive(tape), context));
   if (!shared_) return y;
   if (!options_.overlap_shared) shared = run_shared_expert(tape, x, context);
   return ops::add(tape, shared, y);
@@ -161,12 +175,21 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
                           tokens_of(logits) / segments.count, segments.count));
 }
 
-Var Moe::run_experts(Tape& tape, const ExpertInput& input) const {
-  const Tensor sizes = input.order.sizes();
-  Var y = ops::grouped_linear(tape, input.rows, sizes, *fc1_, fc1_bias_, input.expected_rows);
+Tensor Moe::dropout_rows(const TokenContext& context) const {
+  return context.training && adapter_dropout_ > 0 ? context.hidden_dropout_rows : Tensor();
+}
+
+Var Moe::run_experts(Tape& tape, const ExpertInput& input, const TokenContext& context) const {
+  const RowsOfExperts rows{input.order.sizes(), input.ids, input.expected_rows};
+  const auto linear = [&](const Var& x, const Parameter& weight, const Parameter* bias,
+                          const Adapter& adapter) {
+    Var y = ops::grouped_linear(tape, x, rows.sizes, weight, bias, rows.expected_rows);
+    return adapter.empty() ? y : adapter.apply(tape, std::move(y), x, context, &rows);
+  };
+  Var y = linear(input.rows, *fc1_, fc1_bias_, *fc1_adapter_);
   y = ops::expert_activation(tape, y, input.order, {.kind = options_.activation, .gated = options_.gated},
                              input.weights);
-  return ops::grouped_linear(tape, y, sizes, *fc2_, fc2_bias_, input.expected_rows);
+  return linear(y, *fc2_, fc2_bias_, *fc2_adapter_);
 }
 
 Var Moe::run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const {

@@ -16,6 +16,7 @@ namespace capstan::nn {
 //   experts.linear_fc1.weight [experts, ffn or 2 ffn, hidden], gated: the gate's rows, then those of up
 //   experts.linear_fc2.weight [experts, hidden, ffn]
 //   experts.linear_fc1.bias, experts.linear_fc2.bias
+//   adapters of experts.linear_fc1 and experts.linear_fc2 (nn/adapter.hpp)
 //   shared_experts: an Mlp; shared_experts.gate_weight [1, hidden]
 // With sequence parallelism each tensor-parallel rank routes its own rows. Where experts, or parts of their
 // width, lie on other ranks, a TokenDispatcher sends the tokens there.
@@ -76,7 +77,9 @@ class Moe {
   Tensor load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const;
   Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
   // The outputs of this rank's experts.
-  Var run_experts(Tape& tape, const ExpertInput& input) const;
+  Var run_experts(Tape& tape, const ExpertInput& input, const TokenContext& context) const;
+  // The ids by which adapters of experts drop elements; undefined where they drop none.
+  Tensor dropout_rows(const TokenContext& context) const;
   Var run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const;
 
   Options options_;
@@ -88,6 +91,9 @@ class Moe {
   const Parameter* expert_bias_ = nullptr;
   // Null: none.
   const Parameter *fc1_bias_ = nullptr, *fc2_bias_ = nullptr;
+  std::optional<Adapter> fc1_adapter_, fc2_adapter_;
+  // Dropout probability of the adapters of experts; 0 without them.
+  double adapter_dropout_ = 0;
   std::unique_ptr<TokenDispatcher> dispatcher_;
   std::optional<Mlp> shared_;
   // Null: none.

@@ -42,9 +42,9 @@ struct TokenContext {
   ops::Dropout hidden_dropout(double p, uint32_t use, uint64_t sequence) const {
     return dropout(p, use, sequence, hidden_dropout_rows);
   }
-  // hidden: the adapted layer reads the rows of the hidden states.
-  ops::Dropout adapter_dropout(double p, uint64_t sequence, bool hidden) const {
-    return dropout(p, purpose::adapter_dropout, sequence, hidden ? hidden_dropout_rows : dropout_rows);
+  // ids: those of the rows that the adapted layer reads.
+  ops::Dropout adapter_dropout(double p, uint64_t sequence, const Tensor& ids) const {
+    return dropout(p, purpose::adapter_dropout, sequence, ids);
   }
   ops::Jitter router_jitter(double epsilon, uint64_t layer) const {
     if (!training || epsilon <= 0) return {};

@@ -24,38 +24,49 @@ ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, in
       .pad_to_capacity = o.pad_to_capacity};
 }
 
+// Ids i64 [N] as rows that the operations of rows copy, fp32 [N, 2] with the same bits, and back. The halves
+// of an id, a sample's number times 2^24 plus a position, are the bits of finite numbers.
+Tensor rows_of_ids(const Tensor& ids) {
+  return ids.defined() ? ids.as_type(DType::f32).view({ids.size(0), 2}) : Tensor();
+}
+Tensor ids_of_rows(const Tensor& rows) {
+  return rows.view({rows.size(0) * 2}).as_type(DType::i64);
+}
+
 // ---- allgather
 
-// The experts that the tokens of all ranks have chosen.
-Tensor gather_choices(Tape& tape, const Tensor& experts, const ops::TensorParallel& ranks) {
-  if (!ranks.shards_rows()) return experts;
-  return tape.choice([&] {
-    Tensor all =
-        Tensor::empty(tape.device(), {ranks.size() * experts.size(0), experts.size(1)}, experts.dtype());
-    traced(tape.context(), 'C', "gather of chosen experts",
-           [&] { ranks.group->channel().start(comm::TransferBatch().all_gather(experts, all)).wait(); });
-    return all;
-  });
+// Rows [N, any] of the tokens of all ranks.
+Tensor gather_tokens(const StepContext& context, const Tensor& local, const ops::TensorParallel& ranks,
+                     const char* what) {
+  if (!ranks.shards_rows() || !local.defined()) return local;
+  Tensor all = Tensor::empty(context.device, {ranks.size() * local.size(0), local.size(1)}, local.dtype());
+  traced(context, 'C', std::string("gather of ") + what,
+         [&] { ranks.group->channel().start(comm::TransferBatch().all_gather(local, all)).wait(); });
+  return all;
 }
 
 class GatheredTokens final : public TokenDispatch {
  public:
+  // ids: rows_of_ids() of all ranks.
   GatheredTokens(const Options& options, const ops::TensorParallel& ranks, Var x, Var probabilities,
-                 ops::ExpertPermutation order)
+                 ops::ExpertPermutation order, Tensor ids)
       : options_(options),
         ranks_(ranks),
         x_(std::move(x)),
         probabilities_(std::move(probabilities)),
-        order_(std::move(order)) {}
+        order_(std::move(order)),
+        ids_(std::move(ids)) {}
 
   ExpertInput receive(Tape& tape) override {
     ExpertInput input{.rows = ops::permute(tape, x_, order_),
                       .weights = {},
                       .order = order_,
+                      .ids = {},
                       .expected_rows = std::max<int64_t>(
                           1, x_.size(0) * options_.topk * order_.experts / options_.experts)};
     if (options_.weights_activations)
       input.weights = ops::permute_probabilities(tape, probabilities_, order_);
+    if (ids_.defined()) input.ids = ids_of_rows(ops::permute(tape, Var{ids_}, order_).value);
     x_ = Var();
     return input;
   }
@@ -71,6 +82,7 @@ class GatheredTokens final : public TokenDispatch {
   // Of all ranks.
   Var x_, probabilities_;
   ops::ExpertPermutation order_;
+  Tensor ids_;
 };
 
 class AllGatherDispatcher final : public TokenDispatcher {
@@ -80,16 +92,19 @@ class AllGatherDispatcher final : public TokenDispatcher {
         ranks_{parallel.experts.expert_tensor, parallel.tensor.is_single() || parallel.tensor.shards_rows()},
         expert_(parallel.shard_ranks().expert) {}
 
-  std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& local,
-                                       const ops::Routing& routing) const override {
+  std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& local, const ops::Routing& routing,
+                                       const Tensor& ids) const override {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
     const int64_t here = options_.experts / expert_.size;
+    const Tensor experts = tape.choice(
+        [&] { return gather_tokens(tape.context(), routing.experts, ranks_, "chosen experts"); });
     ops::ExpertPermutation order =
-        ops::plan_permutation(tape, gather_choices(tape, routing.experts, ranks_), probabilities.value,
+        ops::plan_permutation(tape, experts, probabilities.value,
                               permutation_options(options_, x.size(0), expert_.rank * here, here));
-    return std::make_unique<GatheredTokens>(options_, ranks_, std::move(x), std::move(probabilities),
-                                            std::move(order));
+    return std::make_unique<GatheredTokens>(
+        options_, ranks_, std::move(x), std::move(probabilities), std::move(order),
+        gather_tokens(tape.context(), rows_of_ids(ids), ranks_, "ids of tokens"));
   }
 
  private:
@@ -113,7 +128,8 @@ struct ExchangeSetup {
 
 class ExchangedTokens final : public TokenDispatch {
  public:
-  ExchangedTokens(Tape& tape, const ExchangeSetup& setup, const Var& x, const ops::Routing& routing)
+  ExchangedTokens(Tape& tape, const ExchangeSetup& setup, const Var& x, const ops::Routing& routing,
+                  const Tensor& ids)
       : setup_(setup), probabilities_(routing.probabilities) {
     const Options& o = setup.options;
     const ops::PermutationOptions options = permutation_options(o, x.size(0), 0, o.experts);
@@ -129,22 +145,31 @@ class ExchangedTokens final : public TokenDispatch {
     if (o.weights_activations)
       weights_.emplace(tape, ops::permute_probabilities(tape, probabilities_, tokens_), counts_.exchanged,
                        *setup.ranks.expert, setup.purpose("probabilities of layer "));
+    if (ids.defined())
+      ids_.emplace(tape, ops::permute(tape, Var{rows_of_ids(ids)}, tokens_), counts_.exchanged,
+                   *setup.ranks.expert, setup.purpose("ids of tokens of layer "));
   }
 
   ExpertInput receive(Tape& tape) override {
-    ExpertInput input{.rows = rows_->wait(tape), .weights = {}, .order = order_};
+    ExpertInput input{.rows = rows_->wait(tape), .weights = {}, .order = order_, .ids = {}};
     if (weights_) input.weights = weights_->wait(tape);
+    Var ids = ids_ ? ids_->wait(tape) : Var();
     if (setup_.gathers()) {
       input.rows = ops::gather_rows(tape, input.rows, counts_.gathered, *setup_.ranks.tensor,
                                     setup_.purpose("rows of the experts of layer "));
       if (weights_)
         input.weights = ops::gather_rows(tape, input.weights, counts_.gathered, *setup_.ranks.tensor,
                                          setup_.purpose("probabilities of layer "));
+      if (ids_)
+        ids = ops::gather_rows(tape, ids, counts_.gathered, *setup_.ranks.tensor,
+                               setup_.purpose("ids of tokens of layer "));
     }
     if (sorts()) {
       input.rows = ops::permute(tape, input.rows, order_);
       if (weights_) input.weights = ops::permute_probabilities(tape, input.weights, order_);
+      if (ids_) ids = ops::permute(tape, ids, order_);
     }
+    if (ids_) input.ids = ids_of_rows(ids.value);
     return input;
   }
 
@@ -172,15 +197,16 @@ class ExchangedTokens final : public TokenDispatch {
   ops::ExpertRows counts_;
   // Of the rows of all ranks, by the experts here.
   ops::ExpertPermutation order_;
-  std::optional<ops::RowExchange> rows_, weights_;
+  std::optional<ops::RowExchange> rows_, weights_, ids_;
 };
 
 class AllToAllDispatcher final : public TokenDispatcher {
  public:
   AllToAllDispatcher(const Parallel& parallel, const Options& options) : setup_{options, parallel.experts} {}
 
-  std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing) const override {
-    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing);
+  std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing,
+                                       const Tensor& ids) const override {
+    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing, ids);
   }
 
  private:

@@ -14,48 +14,60 @@ namespace {
 using kernels::GemmGroups;
 using kernels::GemmShape;
 
+struct Factors {
+  float alpha = 1, beta = 0;
+};
+
 void launch_grouped(const GemmShape& shape, GemmGroups groups, const Tensor& sizes, const Tensor& a,
-                    const Tensor& b, const Tensor& c, float beta, const Tensor& bias) {
+                    const Tensor& b, const Tensor& c, const Factors& factors, const Tensor& bias) {
   Device& device = c.device();
   const kernels::Gemm& gemm = *device.table().gemm;
   const int64_t count = sizes.elements();
   launch(device, gemm.run_grouped_workspace(shape, groups, count, c.dtype()), gemm.run_grouped, shape, groups,
-         sizes, count, a, b, c, 1.0f, beta, bias);
+         sizes, count, a, b, c, factors.alpha, factors.beta, bias);
 }
 
-// c[rows, n] = a[rows, k] B[e]^T, or a[rows, k] B[e] where B is stored [experts, k, n].
+// c[rows, n] = alpha a[rows, k] B[e]^T + beta c, or a[rows, k] B[e] where B is stored [experts, k, n]. The
+// rows of a and c may have a stride.
 void multiply_rows(const Tensor& a, const Tensor& b, bool trans_b, const Tensor& sizes, const Tensor& c,
-                   const Tensor& bias = {}) {
+                   const Tensor& bias = {}, const Factors& factors = {}) {
   const int64_t k = a.size(1), n = c.size(1);
   launch_grouped({.trans_b = trans_b,
                   .m = a.size(0),
                   .n = n,
                   .k = k,
-                  .lda = k,
+                  .lda = a.stride(0),
                   .ldb = trans_b ? k : n,
-                  .ldc = n,
+                  .ldc = c.stride(0),
                   .stride_b = n * k},
-                 GemmGroups::m, sizes, a, b, c, 0, bias);
+                 GemmGroups::m, sizes, a, b, c, factors, bias);
 }
 
-// gradient[e] += dy[rows of e]^T x[rows of e].
+// gradient[e] += dy[rows of e]^T x[rows of e]. The rows of dy may have a stride.
 void add_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& sizes, const Tensor& gradient) {
   const int64_t out = dy.size(1), in = x.size(1);
   launch_grouped({.trans_a = true,
                   .m = out,
                   .n = in,
                   .k = x.size(0),
-                  .lda = out,
+                  .lda = dy.stride(0),
                   .ldb = in,
                   .ldc = in,
                   .stride_c = out * in},
-                 GemmGroups::k, sizes, dy, x, gradient, 1, {});
+                 GemmGroups::k, sizes, dy, x, gradient, {.beta = 1}, {});
 }
 
 void add_bias_gradient(const Tensor& dy, const Tensor& sizes, const Tensor& gradient) {
   Device& device = dy.device();
   launch(device, device.table().expert_permutation->sum_rows, dy, sizes, sizes.elements(), dy.size(1),
          gradient);
+}
+
+// The GEMM of the rows, and the weights of the experts that they do not use.
+Cost grouped_cost(int64_t rows, int64_t expected_rows, int64_t experts, int64_t out, int64_t in, DType type) {
+  Cost cost = matmul_cost(expected_rows > 0 ? std::min(rows, expected_rows) : rows, out, in, type);
+  cost.bytes += static_cast<double>((experts - 1) * out * in * size_of(type));
+  return cost;
 }
 
 }  // namespace
@@ -82,9 +94,7 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
   if (bias) record.parameters.push_back(bias);
   record.saved = {sizes};
   if (trainable) record.saved.push_back(x.value);
-  Cost cost = matmul_cost(expected_rows > 0 ? std::min(rows, expected_rows) : rows, out, in, x.dtype());
-  // The weights of the other experts.
-  cost.bytes += static_cast<double>((shape[0] - 1) * out * in * size_of(x.dtype()));
+  const Cost cost = grouped_cost(rows, expected_rows, shape[0], out, in, x.dtype());
   record.cost = record.backward_cost = cost;
   record.backward = [&weight, bias, trainable, cost, in](BackwardContext& ctx) {
     const Tensor dy = std::move(ctx.output_gradient());
@@ -106,6 +116,60 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
           [](const Tensor& gradient, std::span<const Tensor> t) { add_bias_gradient(t[0], t[1], gradient); });
   };
   return tape.record(std::move(record))[0];
+}
+
+Var grouped_low_rank_add(Tape& tape, Var y, const Var& x, const Tensor& sizes, const Parameter& a,
+                         const Parameter& b, float scale, int64_t first_column, int64_t expected_rows) {
+  const int64_t rows = x.size(0), in = x.size(1), experts = sizes.elements(), rank = a.shape()[1],
+                columns = b.shape()[1];
+  CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && x.value.is_contiguous() &&
+                     first_column + columns <= y.size(1) && a.shape() == (Shape{experts, rank, in}) &&
+                     b.shape() == (Shape{experts, columns, rank}),
+                 "grouped_low_rank_add: y " + y.value.text() + ", x " + x.value.text() + ", `" + a.name() +
+                     "` " + a.shape().text() + ", `" + b.name() + "` " + b.shape().text());
+  const Tensor h = Tensor::empty(tape.device(), {rows, rank}, x.dtype());
+  {
+    const auto w = tape.pin(a);
+    multiply_rows(x.value, *w, true, sizes, h, {}, {.alpha = scale});
+  }
+  const Tensor result = y.value.unique() ? y.value : copy_of(y.value);
+  {
+    const auto w = tape.pin(b);
+    multiply_rows(h, *w, true, sizes, result.slice(1, first_column, columns), {}, {.beta = 1});
+  }
+  y.value = Tensor();
+  const Cost of_a = grouped_cost(rows, expected_rows, experts, rank, in, x.dtype()),
+             of_b = grouped_cost(rows, expected_rows, experts, columns, rank, x.dtype());
+  const Cost cost{of_a.flops + of_b.flops, of_a.bytes + of_b.bytes};
+  return tape.record(
+      {.name = "grouped_low_rank_add",
+       .inputs = {Var{result, y.slot}, x},
+       .outputs = {result},
+       .parameters = {&a, &b},
+       .cost = cost,
+       .backward_cost = cost,
+       .saved = {x.value, h, sizes},
+       .backward = [&a, &b, scale, first_column, columns, of_a, of_b](BackwardContext& ctx) {
+         const Tensor dy = ctx.output_gradient().slice(1, first_column, columns);
+         const Tensor &kept = ctx.saved(0), &low = ctx.saved(1), &of_experts = ctx.saved(2);
+         const Tensor dh = Tensor::empty(ctx.device(), low.shape(), low.dtype());
+         {
+           const auto w = ctx.pin(b);
+           multiply_rows(dy, *w, false, of_experts, dh, {}, {.alpha = scale});
+         }
+         const auto run = [](const Tensor& gradient, std::span<const Tensor> t) {
+           add_weight_gradient(t[0], t[1], t[2], gradient);
+         };
+         ctx.weight_gradient(b, of_b, {dy, low, of_experts}, run);
+         ctx.weight_gradient(a, of_a, {dh, kept, of_experts}, run);
+         if (ctx.needs(1)) {
+           const auto w = ctx.pin(a);
+           const Tensor dx = tensor_of_rows(ctx.context(), kept.shape(), kept.dtype());
+           multiply_rows(dh, *w, false, of_experts, dx);
+           ctx.accumulate_gradient(1, dx);
+         }
+         ctx.accumulate_gradient(0, std::move(ctx.output_gradient()));
+       }})[0];
 }
 
 }  // namespace capstan::ops

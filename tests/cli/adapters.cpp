@@ -118,6 +118,73 @@ TEST_CASE("adapters of every kind train, are saved without their base, and merge
   CHECK(quantized == doctest::Approx(exact).epsilon(0.03));
 }
 
+TEST_CASE("adapters of experts: counted, trained on several ranks, saved, merged, and in PEFT's files") {
+  const Base& b = base();
+  // Mixtral's kind.
+  std::vector<std::string> sparse = {"model.num_layers=2", "model.num_moe_experts=4",
+                                     "model.moe_router_topk=2", "model.moe_ffn_hidden_size=64",
+                                     "model.moe_aux_loss_coeff=0.01"};
+  const auto train = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), sparse.begin(), sparse.end());
+    const Finished trained = b.train(std::move(more));
+    REQUIRE_MESSAGE(trained.code == 0, trained.err);
+    return trained;
+  };
+  train({"train.train_iters=6", "--run-dir", "sparse"});
+  const double before = b.loss("sparse");
+  for (const std::string preset : {"lora", "canonical_lora"}) {
+    CAPTURE(preset);
+    const std::string run = "sparse-" + preset;
+    const std::vector<std::string> tune = {"peft=" + preset, "peft.dim=3", "peft.dropout=0.1",
+                                           "checkpoint.pretrained_checkpoint=sparse", "train.train_iters=4"};
+    std::vector<std::string> words = tune;
+    words.insert(words.end(), {"--run-dir", run});
+    const Finished trained = train(words);
+    const json tensors = b.manifest(run, "00000004")["tensors"];
+    CHECK_MESSAGE(contains(trained.err, header_of(tensors, b.manifest("sparse", "00000006")["tensors"])),
+                  trained.err);
+    const std::string second = "decoder.layers.1.mlp.experts.linear_fc2.adapter.linear_in.weight";
+    REQUIRE(tensors.contains(second));
+    CHECK(tensors[second]["shape"] == json::array({4, 3, 64}));
+    const double adapted = b.loss(run);
+    CHECK(adapted != before);
+    CHECK(b.loss("sparse", run) == adapted);
+    const Finished merged = b.in({"merge", run, run + "-merged"});
+    REQUIRE_MESSAGE(merged.code == 0, merged.err);
+    CHECK(b.loss(run + "-merged") == doctest::Approx(adapted).epsilon(1e-6));
+    const Finished exported = b.in({"convert", run + "-merged", "hf:" + run + "-hf"});
+    CHECK_MESSAGE(exported.code == 0, exported.err);
+    const Finished of_hf =
+        b.in({"eval", "hf:" + run + "-hf", "--text", "text.txt", "--json", "model.seq_length=16"});
+    REQUIRE_MESSAGE(of_hf.code == 0, of_hf.err);
+    CHECK(capstan::json_of(of_hf.out)["loss"].get<double>() == doctest::Approx(adapted).epsilon(1e-6));
+    // PEFT's files, there and back.
+    const Finished written = b.in({"convert", run, "peft:" + run + "-peft"});
+    REQUIRE_MESSAGE(written.code == 0, written.err);
+    CHECK(b.loss("sparse", run + "-peft") == doctest::Approx(adapted).epsilon(1e-6));
+    const Finished read = b.in({"convert", "peft:" + run + "-peft", run + "-back", "--base", "sparse"});
+    REQUIRE_MESSAGE(read.code == 0, read.err);
+    REQUIRE(b.in({"convert", run + "-back", "peft:" + run + "-again"}).code == 0);
+    CHECK(read_text(b.scratch.file(run + "-peft/adapter_model.safetensors")) ==
+          read_text(b.scratch.file(run + "-again/adapter_model.safetensors")));
+    // Two ranks with two experts each, and the rest of the steps on one.
+    words = tune;
+    words.insert(words.end(),
+                 {"--run-dir", run + "-two", "--nproc", "2", "dist.ep=2", "train.exit_interval=2"});
+    words.insert(words.begin(), sparse.begin(), sparse.end());
+    CHECK(b.train(words).code == 75);
+    words = tune;
+    words.insert(words.end(), {"--run-dir", run + "-two", "--resume"});
+    train(words);
+    CHECK(b.loss(run + "-two") == doctest::Approx(adapted).epsilon(1e-4));
+  }
+  std::vector<std::string> words = sparse;
+  words.insert(words.end(), {"peft=dora", "checkpoint.pretrained_checkpoint=sparse", "--run-dir", "x"});
+  const Finished refused = b.train(words);
+  CHECK(refused.code == 2);
+  CHECK_MESSAGE(contains(refused.err, "experts have no adapters with magnitudes"), refused.err);
+}
+
 TEST_CASE("a run with adapters that stops goes on as if it had not") {
   const Base& b = base();
   for (const std::string preset : {"dora", "qlora"}) {

@@ -233,6 +233,84 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
   }
 }
 
+TEST_CASE("adapters of experts: a module for each expert in the file, one tensor of all of them in Capstan") {
+  Base base("mixtral");
+  const config::ModelConfig& m = base.model.model;
+  const std::string path = "decoder.layers.1.mlp.experts.";
+  for (const bool parts : {false, true}) {
+    CAPTURE(parts);
+    AdapterSet ours;
+    ours.peft.scheme = parts ? config::PeftScheme::canonical_lora : config::PeftScheme::lora;
+    ours.peft.dim = 3;
+    ours.peft.alpha = 6;
+    ours.peft.target_modules = {};
+    const std::vector<std::string> names = parts ? std::vector<std::string>{"linear_fc1_gate", "linear_fc2"}
+                                                 : std::vector<std::string>{"linear_fc1", "linear_fc2"};
+    float step = 0.01f;
+    for (const std::string& name : names) {
+      const bool fc2 = name == "linear_fc2";
+      const int64_t out = fc2 ? 24 : parts ? 14 : 28, in = fc2 ? 14 : 24;
+      for (int64_t expert = 0; expert < 5; ++expert) {
+        ours.modules.push_back(made_module(path + name, out, in, 3, 2, false, step += 0.01f));
+        ours.modules.back().expert = expert, ours.modules.back().experts = 5;
+      }
+      ours.peft.target_modules.push_back(path + name);
+    }
+    const PeftAdapter theirs = to_peft(ours, m, base.model.family->names, "somebody/mixtral");
+    REQUIRE(theirs.modules.size() == (parts ? 10 : 15));
+    // The update of each matrix of the file is that of its rows here.
+    for (const AdapterModule& module : theirs.modules) {
+      CAPTURE(module.module);
+      const std::string prefix = "model.layers.1.block_sparse_moe.experts.";
+      REQUIRE(module.module.starts_with(prefix));
+      const auto expert = static_cast<size_t>(module.module[prefix.size()] - '0');
+      const std::string last = module.module.substr(module.module.rfind('.') + 1);
+      const AdapterModule& own = ours.modules[(last == "w2" ? 5 : 0) + expert];
+      CHECK(module.a == own.a);
+      const int64_t first = last == "w3" ? 14 : 0;
+      CHECK(module.b ==
+            std::vector<float>(own.b.begin() + first * 3, own.b.begin() + (first + module.out) * 3));
+    }
+    test::TemporaryDirectory home;
+    write_peft(home.path() / "adapter", theirs);
+    const PeftAdapter read = read_peft(home.path() / "adapter");
+    const AdapterSet back = base.set(read);
+    CHECK(config::adapts_parts(back.peft.scheme) == parts);
+    CHECK(back.peft.target_modules == ours.peft.target_modules);
+    REQUIRE(back.modules.size() == ours.modules.size());
+    for (size_t i = 0; i < back.modules.size(); ++i) {
+      const AdapterModule &got = back.modules[i], &expected = ours.modules[i];
+      CHECK((got.module == expected.module && got.expert == expected.expert && got.experts == 5));
+      CHECK((got.a == expected.a && got.b == expected.b && got.scale == expected.scale));
+    }
+    // As a checkpoint has them, and read from there.
+    const auto tensors = adapter_tensors(back.modules, "these adapters");
+    CHECK(tensors->at(path + "linear_fc2.adapter.linear_in.weight").shape == Shape{5, 3, 14});
+    CHECK(tensors->at(path + "linear_fc2.adapter.linear_out.weight").shape == Shape{5, 24, 3});
+    config::PeftConfig peft = back.peft;
+    const AdapterSet stored = read_adapters(*tensors, peft, m);
+    REQUIRE(stored.modules.size() == ours.modules.size());
+    for (size_t i = 0; i < stored.modules.size(); ++i)
+      CHECK((stored.modules[i].a == ours.modules[i].a && stored.modules[i].b == ours.modules[i].b &&
+             stored.modules[i].expert == ours.modules[i].expert));
+    config::ModelConfig other = m;
+    other.num_moe_experts = 4;
+    CHECK(holds(error_of([&] { read_adapters(*tensors, peft, other); }), "of 5 and 5 experts instead of 4"));
+
+    // Some of the experts.
+    PeftAdapter some = read;
+    std::erase_if(some.modules, [](const AdapterModule& module) {
+      return module.module.find("experts.2.") != std::string::npos;
+    });
+    CHECK(holds(error_of([&] { base.set(some); }), "has adapters of 4 of the 5 experts of `" + path));
+    // DoRA.
+    PeftAdapter dora = read;
+    dora.config.dora = true;
+    for (AdapterModule& module : dora.modules) module.magnitude.assign(static_cast<size_t>(module.out), 1);
+    CHECK(holds(error_of([&] { base.set(dora); }), "has magnitudes (DoRA) for the expert `model.layers.1."));
+  }
+}
+
 TEST_CASE("adapters that Capstan does not support are refused by name") {
   const auto text = read_file(kFormatFixtures / "adapters/lora/adapter_config.json");
   const auto changed = [&](const std::string& from, const std::string& to) {

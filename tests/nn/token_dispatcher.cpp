@@ -65,7 +65,23 @@ struct Case {
   // All tokens choose the first two experts.
   bool one_sided = false;
   int64_t experts_of_rank = 2;
+  // Adapters of the experts with dropout: none, of the fused layers, of gate, up and fc2.
+  enum class Adapters : uint8_t { none, fused, parts } adapters = Adapters::none;
 };
+
+const nn::AdapterOptions* adapters_of(const Case& c) {
+  static const nn::AdapterOptions options[] = {
+      {.adapts = [](std::string_view path) { return path.find(".experts.") != std::string_view::npos; },
+       .rank = 3,
+       .scale = 0.5,
+       .dropout = 0.25},
+      {.adapts = [](std::string_view path) { return path.find(".experts.") != std::string_view::npos; },
+       .rank = 2,
+       .scale = 2,
+       .dropout = 0.4,
+       .split_fused = true}};
+  return c.adapters == Case::Adapters::none ? nullptr : &options[c.adapters == Case::Adapters::parts];
+}
 
 struct Result {
   Floats y, dx;
@@ -110,7 +126,7 @@ struct EventNames final : TapeObserver {
 // A layer's forward and backward pass. sum_gradients: parameters of experts get the tokens of all ranks.
 Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t experts, bool sum_gradients,
            TapeObserver* observer = nullptr) {
-  nn::ParamList list(parallel);
+  nn::ParamList list(parallel, adapters_of(c));
   const nn::Moe layer(list, {"layer", 3, "layer 3"}, options_of(c, experts));
   const auto parameters = list.take();
   test::SimpleStore store(device, parameters, DType::f32, /*gathered=*/true);
@@ -127,6 +143,11 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
   nn::TokenContext tokens;
   tokens.batch = 1, tokens.seq = c.tokens;
   tokens.training = true;
+  if (adapters_of(c)) {
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < c.tokens; ++i) ids.push_back((int64_t{world().rank()} << 40) + (i << 24) + 5 * i);
+    tokens.hidden_dropout_rows = Tensor::from_host<int64_t>(device, {c.tokens}, ids);
+  }
   Result result;
   {
     Tape tape(context);
@@ -148,6 +169,12 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
     if (sum_gradients && p->spec().grid() == ParameterGrid::expert) {
       std::vector<double> sum(gradient.begin(), gradient.end());
       comm::all_reduce(world().communicator(), sum);
+      gradient.assign(sum.begin(), sum.end());
+    }
+    // Of a part of the width.
+    if (p->spec().grid() == ParameterGrid::expert && p->spec().partial_over_tensor) {
+      std::vector<double> sum(gradient.begin(), gradient.end());
+      comm::all_reduce(*parallel.experts.tensor, sum);
       gradient.assign(sum.begin(), sum.end());
     }
     result.gradients[p->name()] = std::move(gradient);
@@ -173,13 +200,14 @@ void check_case(Device& device, const ExpertLayout& layout, const Case& c) {
   CAPTURE(c.pads);
   CAPTURE(c.one_sided);
   CAPTURE(c.experts_of_rank);
+  CAPTURE(static_cast<int>(c.adapters));
   const nn::Parallel parallel = layout.parallel();
   const int64_t experts = c.experts_of_rank * parallel.experts.expert->size();
   const Result expected = run(device, {}, c, experts, true), got = run(device, parallel, c, experts, false);
   check_close("y", got.y, expected.y);
   check_close("dx", got.dx, expected.dx);
   // The shapes of the shards.
-  nn::ParamList list(parallel);
+  nn::ParamList list(parallel, adapters_of(c));
   const nn::Moe layer(list, {"layer", 3, "layer 3"}, options_of(c, experts));
   for (const auto& p : list.take())
     check_close(p->name(), got.gradients.at(p->name()), test::shard_of(*p, expected.gradients.at(p->name())));
@@ -194,10 +222,14 @@ std::vector<Case> cases() {
           {.one_sided = true},
           {.bias = true, .recomputes = true, .one_sided = true, .experts_of_rank = 3},
           {.experts_of_rank = 1},
+          {.adapters = Case::Adapters::fused},
+          {.recomputes = true, .overlaps = true, .adapters = Case::Adapters::parts},
+          {.bias = true, .one_sided = true, .experts_of_rank = 1, .adapters = Case::Adapters::fused},
           {.capacity = 0.75},
           {.bias = true, .capacity = 0.75, .one_sided = true},
           {.recomputes = true, .capacity = 0.75, .pads = true},
-          {.overlaps = true, .capacity = 1.5, .pads = true, .one_sided = true}};
+          {.overlaps = true, .capacity = 1.5, .pads = true, .one_sided = true},
+          {.capacity = 0.75, .pads = true, .adapters = Case::Adapters::parts}};
 }
 
 // The numbers of expert tensor-parallel ranks that the world allows.
@@ -246,8 +278,9 @@ TEST_CASE("both dispatchers give the same layer without a capacity") {
   const auto device = test::Cpu::make(1);
   for (const int tensor : tensor_ranks()) {
     const ExpertLayout layout(tensor);
-    for (const bool one_sided : {false, true}) {
-      Case c{.one_sided = one_sided};
+    for (const Case& made : {Case{}, Case{.one_sided = true}, Case{.adapters = Case::Adapters::fused},
+                             Case{.one_sided = true, .adapters = Case::Adapters::parts}}) {
+      Case c = made;
       const int64_t experts = 2 * layout.parallel().experts.expert->size();
       const Result exchanged = run(*device, layout.parallel(), c, experts, false);
       c.kind = nn::TokenDispatcher::Kind::allgather;

@@ -240,6 +240,60 @@ TEST_CASE("grouped_linear: values and gradients of input, weights and bias, with
       }
 }
 
+TEST_CASE("grouped_low_rank_add: adapters of experts give what merged weights do, values and gradients") {
+  const std::vector<int64_t> of_experts[] = {{3, 0, 5, 1}, {0, 9, 0, 0}, {0, 0, 0, 0}, {2, 1, 0, 4}};
+  // The columns of y that have the update.
+  struct Columns {
+    int64_t first, count;
+  };
+  for (const DType type : kTypes)
+    for (const Columns columns : {Columns{0, 10}, Columns{0, 5}, Columns{5, 5}, Columns{3, 4}})
+      for (const auto& sizes : of_experts) {
+        const int64_t rows = 9, in = 7, out = 10, experts = 4, rank = 3;
+        const float scale = 0.5f;
+        const OpCase c{
+            .inputs = {random_value({rows, in}, 1)},
+            .parameters = {random_value({experts, out, in}, 2), random_value({experts, rank, in}, 3),
+                           random_value({experts, columns.count, rank}, 4)},
+            .type = type,
+            .tolerance = tolerance(type)};
+        check_op(
+            "grouped_low_rank_add", c,
+            [&](Tape& t, Vars x, const Handles& p) {
+              Vec<int32_t> choices;
+              for (size_t e = 0; e < sizes.size(); ++e)
+                choices.insert(choices.end(), static_cast<size_t>(sizes[e]), static_cast<int32_t>(e));
+              choices.resize(static_cast<size_t>(rows), 99);
+              const auto plan = ops::plan_permutation(
+                  t, Tensor::from_host<int32_t>(t.device(), {rows, 1}, choices), {}, {.experts = experts});
+              const Var of_rows = ops::permute(t, x[0], plan);
+              Var y = ops::grouped_linear(t, of_rows, plan.sizes(), *p[0]);
+              y = ops::grouped_low_rank_add(t, std::move(y), of_rows, plan.sizes(), *p[1], *p[2], scale,
+                                            columns.first);
+              return Vars{ops::unpermute(t, y, plan)};
+            },
+            [&](const auto& x, const auto& p) {
+              using L = std::decay_t<decltype(x)>;
+              typename L::value_type y(static_cast<size_t>(rows * out)), merged = p[0];
+              for (int64_t e = 0; e < experts; ++e)
+                for (int64_t o = 0; o < columns.count; ++o)
+                  for (int64_t r = 0; r < rank; ++r)
+                    for (int64_t i = 0; i < in; ++i)
+                      merged[static_cast<size_t>((e * out + columns.first + o) * in + i)] +=
+                          p[2][static_cast<size_t>((e * columns.count + o) * rank + r)] *
+                          p[1][static_cast<size_t>((e * rank + r) * in + i)] * static_cast<double>(scale);
+              int64_t row = 0;
+              for (size_t e = 0; e < sizes.size(); ++e)
+                for (int64_t i = 0; i < sizes[e]; ++i, ++row) {
+                  const auto values = expert_linear(merged, {}, reference::row_of(x[0], row, in), e,
+                                                    static_cast<size_t>(out));
+                  std::copy(values.begin(), values.end(), y.begin() + row * out);
+                }
+              return L{y};
+            });
+      }
+}
+
 TEST_CASE("a layer of experts: every router, probabilities in either place") {
   const LayerShape l;
   uint64_t seed = 20;

@@ -339,7 +339,7 @@ TEST_CASE(
     "a checkpoint of any layout loads into any other: the bits of parameters and moments, and the next "
     "losses, which the same layout gives bit for bit") {
   if (world().size() != 4) return;
-  const std::vector<Layout> layouts{
+  const std::vector<Layout> of_dense_layers{
       {1, true, "", ""},
       {2, false, "", "dist.tp=2 dist.sp=true"},
       {2, false, "", "dist.pp=2 dist.vpp=2"},
@@ -355,12 +355,20 @@ TEST_CASE(
       {4, false, "",
        "ddp.num_distributed_optimizer_instances=2 ddp.outer_dp_sharding_strategy=optim " SHARD "optim"},
   };
+  const std::vector<Layout> of_experts{
+      {1, true, "", ""},
+      {2, true, "", EXCHANGED("2")},
+      {4, true, "", EP("4") SHARD "optim"},
+      {4, true, "", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
+  };
   const auto alone = comm::World::single_process();
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
   for (const std::string recipe :
-       {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8", "moe_bias"}) {
-    const bool adapters = recipe == "dora";  // beside weights that the checkpoint does not hold
+       {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8", "moe_bias", "moe_lora"}) {
+    const std::vector<Layout>& layouts = recipe == "moe_lora" ? of_experts : of_dense_layers;
+    // Beside weights that the checkpoint does not hold.
+    const bool adapters = recipe == "dora" || recipe == "moe_lora";
     // Blocks of fp8 moments begin where a rank's elements do: another layout rounds again.
     const bool same_layout = recipe == "moments_fp8";
     const bool few = test::kSanitized || (recipe != "gpt" && recipe != "llama");

@@ -7,6 +7,10 @@
 
 namespace capstan::config {
 
+bool is_layer_of_experts(std::string_view path) {
+  return path.find(".mlp.experts.") != std::string_view::npos;
+}
+
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme) {
   const bool parts = adapts_parts(scheme);
   std::vector<std::string> names;
@@ -21,15 +25,20 @@ std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme s
   else
     names = {"self_attention.linear_qkv"};
   names.emplace_back("self_attention.linear_proj");
-  std::vector<std::string> dense = names;
-  if (parts && model.gated_linear_unit)
-    dense.insert(dense.end(), {"mlp.linear_fc1_gate", "mlp.linear_fc1_up"});
-  else
-    dense.emplace_back("mlp.linear_fc1");
-  dense.emplace_back("mlp.linear_fc2");
+  std::vector<std::string> dense = names, sparse = names;
+  const auto add_mlp = [&](std::vector<std::string>& layers, const std::string& mlp) {
+    if (parts && model.gated_linear_unit)
+      layers.insert(layers.end(), {mlp + "linear_fc1_gate", mlp + "linear_fc1_up"});
+    else
+      layers.push_back(mlp + "linear_fc1");
+    layers.push_back(mlp + "linear_fc2");
+  };
+  add_mlp(dense, "mlp.");
+  if (!has_magnitudes(scheme)) add_mlp(sparse, "mlp.experts.");
+  if (model.moe_shared_expert_intermediate_size.value_or(0) > 0) add_mlp(sparse, "mlp.shared_experts.");
   std::vector<std::string> paths;
   for (int64_t layer = 0; layer < model.num_layers; ++layer)
-    for (const std::string& name : is_moe_layer(model, layer) ? names : dense)
+    for (const std::string& name : is_moe_layer(model, layer) ? sparse : dense)
       paths.push_back("decoder.layers." + std::to_string(layer) + "." + name);
   return paths;
 }
@@ -80,8 +89,7 @@ bool matches_layer(std::string_view name_or_pattern, std::string_view path) {
 
 bool adapts(const PeftConfig& peft, std::string_view path) {
   const auto matches = [&](const std::string& name) { return matches_layer(name, path); };
-  // The shared expert has the layers of an MLP, but no adapters.
-  return path.find(".shared_experts.") == std::string_view::npos &&
+  return !(has_magnitudes(peft.scheme) && is_layer_of_experts(path)) &&
          std::any_of(peft.target_modules.begin(), peft.target_modules.end(), matches) &&
          std::none_of(peft.exclude_modules.begin(), peft.exclude_modules.end(), matches);
 }

@@ -11,8 +11,10 @@ namespace capstan::config {
 
 // Paths of the layers of a model that can have one, layer by layer:
 // "decoder.layers.0.self_attention.linear_qkv" …; for canonical schemes q, k, v, gate and up are layers of
-// their own.
+// their own. "decoder.layers.1.mlp.experts.linear_fc1" is the layer of all experts, each with its own adapter;
+// it is left out for schemes with magnitudes, which experts do not have.
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme);
+bool is_layer_of_experts(std::string_view path);
 
 // A slice of a fused layer that canonical schemes adapt separately: rows [begin, begin + count) of each of
 // `groups` equal groups of rows of its weight.
@@ -21,7 +23,7 @@ struct LayerSlice {
   int64_t groups = 1, begin = 0, count = 0;
 };
 // Returns the slices of a layer; a layer that is not fused is its only slice. rows: number of rows of the
-// weight, or of a tensor-parallel rank's shard of it.
+// weight (of experts: of each expert's), or of a tensor-parallel rank's shard of it.
 std::vector<LayerSlice> layer_slices(const ModelConfig& model, const std::string& path, int64_t rows);
 
 // The factor of the adapter's update.

@@ -3,7 +3,6 @@
 
 #include "base/text.hpp"
 #include "config/sections/adapter_targets.hpp"
-#include "config/sections/moe_layers.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -67,60 +66,70 @@ RULE("R0905", adapters_have_targets, "peft.target_modules is not empty", "peft.t
       .help("for example, set peft.target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
-// Whether an expert has a layer of this name too, as the MLP of a dense layer.
-bool is_layer_of_experts(std::string_view name) {
-  return name.starts_with("linear_fc1") || name.starts_with("linear_fc2");
-}
-
 bool matches_any(const std::string& name, const std::vector<std::string>& layers) {
   return std::any_of(layers.begin(), layers.end(),
                      [&](const auto& layer) { return matches_layer(name, layer); });
 }
 
-RULE("R0912", adapter_targets_exist, "every target module is a layer of the model; experts have no adapters",
-     "peft.target_modules", "peft.exclude_modules", "model.num_moe_experts", "model.moe_layer_freq",
-     "model.moe_first_dense_layers") {
+// The scheme without magnitudes, with which experts have adapters too.
+PeftScheme without_magnitudes(PeftScheme scheme) {
+  return adapts_parts(scheme) ? PeftScheme::canonical_lora : PeftScheme::lora;
+}
+
+RULE("R0912", adapter_targets_exist,
+     "every target module is a layer of the model; experts have no adapters with magnitudes (DoRA)",
+     "peft.target_modules", "peft.exclude_modules", "peft.scheme", "model.num_moe_experts",
+     "model.moe_layer_freq", "model.moe_first_dense_layers", "model.moe_shared_expert_intermediate_size") {
   if (!c.peft) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   if (layers.empty()) return;
+  const PeftScheme other = without_magnitudes(c.peft->scheme);
+  const auto with_experts = adaptable_layers(c.model, other);
   std::vector<std::string> modules;
   for (const std::string& layer : layers) {
     std::string module = layer.substr(layer.rfind('.') + 1);
     if (std::find(modules.begin(), modules.end(), module) == modules.end())
       modules.push_back(std::move(module));
   }
-  const auto check = [&](const char* field, const std::vector<std::string>& names) {
+  const auto check = [&](const char* field, const std::vector<std::string>& names,
+                         const std::vector<std::string>& known) {
     for (const std::string& name : names) {
-      if (matches_any(name, layers)) continue;
-      const bool of_experts = is_layer_of_experts(name) && !moe_layers(c.model).empty();
+      if (matches_any(name, known)) continue;
+      const bool of_experts = matches_any(name, with_experts);
       const auto near = near_matches(name, modules, 2);
       report
           .error("`" + std::string(field) + "`: " +
-                 (of_experts ? "experts have no adapters, " + in_quotes(name) + " is not adapted"
-                             : in_quotes(name) + " is not a layer of this model"))
+                 (of_experts
+                      ? "experts have no adapters with magnitudes, " + in_quotes(name) + " is not adapted"
+                      : in_quotes(name) + " is not a layer of this model"))
           .at(field)
-          .help((of_experts     ? "leave it out; "
+          .help((of_experts     ? "set peft.scheme=" + std::string(enum_name(other)) + ", or leave it out; "
                  : near.empty() ? ""
                                 : "did you mean `" + near[0] + "`? ") +
                 "layers are " + join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] +
                 "`");
     }
   };
-  check("peft.target_modules", c.peft->target_modules);
-  check("peft.exclude_modules", c.peft->exclude_modules);
+  check("peft.target_modules", c.peft->target_modules, layers);
+  check("peft.exclude_modules", c.peft->exclude_modules, with_experts);
 }
 
-RULE("R0922", experts_have_no_adapters, "targets that experts would have too adapt the dense layers alone",
-     "peft.target_modules", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_first_dense_layers") {
-  if (!c.peft || moe_layers(c.model).empty()) return;
+RULE("R0922", experts_have_no_magnitudes,
+     "with DoRA, targets that experts would have too adapt the other layers alone", "peft.target_modules",
+     "peft.scheme", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_first_dense_layers",
+     "model.moe_shared_expert_intermediate_size") {
+  if (!c.peft || !has_magnitudes(c.peft->scheme)) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
+  auto experts = adaptable_layers(c.model, without_magnitudes(c.peft->scheme));
+  std::erase_if(experts, [&](const auto& layer) { return std::ranges::count(layers, layer) > 0; });
   for (const std::string& name : c.peft->target_modules)
-    if (is_layer_of_experts(name) && matches_any(name, layers))
+    if (matches_any(name, experts) && matches_any(name, layers))
       report
           .warning("`peft.target_modules`: " + in_quotes(name) +
-                   " adapts the dense layers alone; experts have no adapters")
+                   " adapts no experts, which have no adapters with magnitudes")
           .at("peft.target_modules")
-          .help("leave it out unless that is meant");
+          .help("to adapt them too, set peft.scheme=" +
+                std::string(enum_name(without_magnitudes(c.peft->scheme))));
 }
 
 RULE("R0913", something_is_adapted, "at least one layer has an adapter", "peft.exclude_modules",

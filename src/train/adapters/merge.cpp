@@ -1,5 +1,6 @@
 #include "train/adapters/merge.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -61,19 +62,28 @@ std::vector<AdaptedRows> adapted_rows_of(const config::ModelConfig& model, const
   return adapted;
 }
 
-Tensor read_matrix(Device& device, TensorSource& source, const std::string& name,
+// One of the matrices of experts; `count` 0: the matrix of a layer without experts.
+struct ExpertMatrix {
+  int64_t index = 0, count = 0;
+
+  Shape whole(const Shape& matrix) const { return count > 0 ? Shape{count, matrix[0], matrix[1]} : matrix; }
+};
+
+// A vector, a matrix, or the matrix of an expert. expected: its shape, where it is known.
+Tensor read_matrix(Device& device, TensorSource& source, const std::string& name, const ExpertMatrix& expert,
                    const Shape& expected = {}) {
-  const auto& stored = source.at(name);
-  Shape shape;
-  if (stored.shape.size() == 1)
-    shape = {stored.shape[0]};
-  else
-    shape = {stored.shape[0], stored.shape[1]};
-  if (expected.rank() > 0 && shape != expected)
-    fail(ErrorCode::format, source.description() + ": `" + name + "` is " + shape.text() +
-                                ", and this base model needs " + expected.text());
+  const Shape& stored = source.at(name).shape;
+  if (expected.rank() > 0 && stored != expert.whole(expected))
+    fail(ErrorCode::format, source.description() + ": `" + name + "` is " + stored.text() +
+                                ", and this base model needs " + expert.whole(expected).text());
+  Region wanted = full_region(stored);
+  Shape shape = stored;
+  if (expert.count > 0) {
+    wanted.offsets[0] = expert.index, wanted.sizes[0] = 1;
+    shape = {stored[1], stored[2]};
+  }
   std::vector<float> values(static_cast<size_t>(shape.elements()));
-  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
+  source.read(name, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
   return Tensor::from_host<float>(device, shape, values);
 }
 
@@ -94,9 +104,9 @@ void scale_rows(std::vector<float>& values, int64_t columns, const config::Layer
 }
 
 // The base matrix as training uses it: with `peft.base_quantization`, quantized to 4 bits and dequantized.
-Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
+Tensor base_matrix(Device& device, TensorSource& base, const std::string& name, const ExpertMatrix& expert,
                    const StoredAdapters& adapters, bool quantized) {
-  Tensor w = read_matrix(device, base, name);
+  Tensor w = read_matrix(device, base, name, expert);
   if (!quantized) return w;
   ParamSpec spec;
   spec.name = name;
@@ -111,14 +121,14 @@ Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
 
 // Returns w + s B A; with magnitudes (DoRA) its rows are scaled to them. Overwrites w.
 std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAdapters& adapters,
-                                 const std::vector<AdaptedRows>& adapted) {
+                                 const std::vector<AdaptedRows>& adapted, const ExpertMatrix& expert) {
   const double scale = config::adapter_scale(adapters.peft);
   TensorSource& from = *adapters.tensors;
   for (const AdaptedRows& one : adapted) {
     const auto& [path, groups, begin, count] = one.rows;
     const int64_t rank = adapters.peft.dim;
-    const Tensor a = read_matrix(device, from, one.prefix + "linear_in.weight", {rank, w.size(1)});
-    Tensor b = read_matrix(device, from, one.prefix + "linear_out.weight", {groups * count, rank});
+    const Tensor a = read_matrix(device, from, one.prefix + "linear_in.weight", expert, {rank, w.size(1)});
+    Tensor b = read_matrix(device, from, one.prefix + "linear_out.weight", expert, {groups * count, rank});
     auto scaled = b.to_host<float>();
     for (float& value : scaled) value = static_cast<float>(scale * static_cast<double>(value));
     b = Tensor::from_host<float>(device, b.shape(), scaled);
@@ -131,7 +141,7 @@ std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAd
   for (const AdaptedRows& one : adapted)
     if (config::has_magnitudes(adapters.peft.scheme))
       scale_rows(values, w.size(1), one.rows,
-                 read_matrix(device, from, one.prefix + "magnitude", {one.rows.groups * one.rows.count})
+                 read_matrix(device, from, one.prefix + "magnitude", {}, {one.rows.groups * one.rows.count})
                      .to_host<float>());
   return values;
 }
@@ -235,9 +245,11 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   for (const std::string& name : weights.names()) {
     if (name.starts_with("optimizer.")) continue;
     const checkpoint::TensorInfo& stored = weights.at(name);
+    const int rank = stored.shape.rank();
+    const int64_t experts = rank == 3 ? stored.shape[0] : 0;
     const std::vector<AdaptedRows> adapted =
-        stored.shape.size() == 2 ? adapted_rows_of(config.model, *adapters.tensors, name, stored.shape[0])
-                                 : std::vector<AdaptedRows>{};
+        rank >= 2 ? adapted_rows_of(config.model, *adapters.tensors, name, stored.shape[rank - 2])
+                  : std::vector<AdaptedRows>{};
     if (!adapted.empty()) ++result.layers;
     const bool in_4_bits = quantized && quantized(name);
     const Region all = full_region(stored.shape);
@@ -246,11 +258,14 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
       continue;
     }
     writer.add(name, stored.dtype, stored.shape, all,
-               [&, name = name, type = stored.dtype, adapted, in_4_bits](const checkpoint::ByteSink& sink) {
-                 const Tensor w = base_matrix(*device, weights, name, adapters, in_4_bits);
-                 std::vector<std::byte> bytes(static_cast<size_t>(w.elements() * size_of(type)));
-                 store_as(type, merged_weight(*device, w, adapters, adapted), name, bytes);
-                 sink(bytes);
+               [&, name = name, type = stored.dtype, adapted, in_4_bits, experts](const auto& sink) {
+                 for (ExpertMatrix expert{0, experts}; expert.index < std::max<int64_t>(1, experts);
+                      ++expert.index) {
+                   const Tensor w = base_matrix(*device, weights, name, expert, adapters, in_4_bits);
+                   std::vector<std::byte> bytes(static_cast<size_t>(w.elements() * size_of(type)));
+                   store_as(type, merged_weight(*device, w, adapters, adapted, expert), name, bytes);
+                   sink(bytes);
+                 }
                });
   }
   writer.add_text(checkpoint::kStateFile, merged_state(run ? &*run : base.weights.checkpoint()));
