@@ -284,7 +284,7 @@ inline constexpr Layout kLayouts[] = {
     {8, false, "moe_lora", EXCHANGED("4") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
     {2, false, "moe_canonical", EP("2") FULL},
     {2, false, "moe_canonical", "dist.tp=2"},
-    {2, false, "moe_canonical", "dist.pp=2 " ZB_V},
+    {2, false, "moe_canonical", "dist.pp=2 " ZB_H1},
     {2, false, "moe_canonical", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1"},
     {4, true, "moe_canonical", EP("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
     {4, false, "moe_canonical", EXCHANGED("2") "dist.tp=2 dist.sp=true" STAND_IN},
