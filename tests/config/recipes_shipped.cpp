@@ -9,6 +9,7 @@
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "config/core/hash.hpp"
+#include "config/sections/adapter_targets.hpp"
 #include "config/tools/show.hpp"
 #include "request.hpp"
 #include "support/paths.hpp"
@@ -490,6 +491,22 @@ TEST_CASE("adapters of separate projections fit models with and without a gated 
       const Resolution r = resolved(recipe, {preset});
       CHECK_MESSAGE(r.ok(), recipe << " " << preset << "\n" << problems(r));
     }
+}
+
+TEST_CASE("LoRA reaches the experts of a model; DoRA of experts is refused") {
+  const Resolution r = resolved("mixtral-8x7b-lora");
+  CHECK_MESSAGE(r.ok(), problems(r));
+  CHECK(r.config.dist.expert_model_parallel_size == 8);
+  REQUIRE(r.config.peft);
+  for (const char* layer : {"experts.linear_fc1", "experts.linear_fc2"})
+    CHECK(adapts(*r.config.peft, std::string("decoder.layers.31.mlp.") + layer));
+  for (const char* change :
+       {"peft=canonical_lora", "peft=lora_plus", "peft.target_modules=[linear_qkv,linear_proj]",
+        "peft.exclude_modules=['*.mlp.experts.*']"}) {
+    const Resolution other = resolved("mixtral-8x7b-lora", {change});
+    CHECK_MESSAGE(other.ok(), change << "\n" << problems(other));
+  }
+  CHECK(problems(resolved("mixtral-8x7b-lora", {"peft=dora"})).find("R0912") != std::string::npos);
 }
 
 TEST_CASE("a chat template needs a tokenizer") {

@@ -11,8 +11,8 @@ namespace capstan::config {
 
 // Paths of the layers of a model that can have one, layer by layer:
 // "decoder.layers.0.self_attention.linear_qkv" …; for canonical schemes q, k, v, gate and up are layers of
-// their own. "decoder.layers.1.mlp.experts.linear_fc1" is the layer of all experts, each with its own adapter;
-// it is left out for schemes with magnitudes, which experts do not have.
+// their own. "decoder.layers.1.mlp.experts.linear_fc1" is the layer of all experts, each with an adapter of
+// its own; it is left out for schemes with magnitudes, which experts do not have.
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme);
 bool is_layer_of_experts(std::string_view path);
 
