@@ -308,12 +308,12 @@ TEST_CASE("check refuses a run directory in which train would not begin") {
     CHECK_MESSAGE(contains(checked.err, expected), checked.err);
     CHECK_MESSAGE(contains(checked.err, "with --run-dir DIR"), checked.err);
   };
-  const std::string foreign = "`data` exists and is not a run directory (it has no run.json)";
-  both({"--run-dir", "data"}, true, foreign);
+  const std::string external = "`data` exists and is not a run directory (it has no run.json)";
+  both({"--run-dir", "data"}, true, external);
   both({"name=a/b"}, false, "the recipe's name `a/b` cannot name a directory in runs/");
   both({"name=a/b"}, true, "the recipe's name `a/b` cannot name a directory in runs/");
   both({"--run-dir", "data/a.txt"}, true, "run directory = data/a.txt: `data/a.txt` is a file");
-  // A name that is not used is none of its business.
+  // A name that is not used is not checked.
   std::vector<std::string> words = tiny_recipe({"name=a/b", "--files", "--run-dir", "r"});
   words.insert(words.begin(), "check");
   CHECK(run_in(scratch, words).code == 0);
