@@ -14,7 +14,7 @@ namespace capstan::config {
 namespace {
 
 template <class F>
-bool set_by_own_preset(const std::vector<Write>& preset_writes, const Field& field,
+bool set_by_own_preset(const std::vector<Write>& preset_writes, const FieldInfo& field,
                        const F& from_own_preset) {
   return std::any_of(preset_writes.begin(), preset_writes.end(),
                      [&](const Write& write) { return write.field == &field && from_own_preset(write); });
