@@ -528,7 +528,8 @@ TEST_CASE("what a shipped recipe sets and a choice of another kind drops is no n
 }
 
 TEST_CASE("dataset=mock needs no data and no tokenizer") {
-  const ScratchDirectory scratch;  // empty: nothing that a recipe names is there
+  // An empty directory: no file that a recipe names exists.
+  const ScratchDirectory scratch;
   for (const char* recipe : {"quickstart", "gpt2-124m", "llama3.2-1b-lora", "qwen2.5-0.5b-sft"}) {
     CAPTURE(recipe);
     std::vector<std::string> words = {"train",

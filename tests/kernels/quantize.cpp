@@ -313,7 +313,8 @@ TEST_CASE_TEMPLATE("stochastic rounding has the right expected value and keeps v
 
 TEST_CASE_TEMPLATE("columns are transformed in blocks of 16 by the signed Hadamard matrix", D, EVERY_DEVICE) {
   const auto device = D::make(2);
-  constexpr int64_t kRows = 150, kCols = 21;  // nine blocks and six rows more
+  // Nine blocks and six more rows.
+  constexpr int64_t kRows = 150, kCols = 21;
   const int signs[16] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
   std::vector<float> values;
   for (int64_t i = 0; i < kRows * kCols; ++i)

@@ -290,7 +290,8 @@ inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qk
                out_at = static_cast<size_t>((row * a.heads() + h) * a.v_dim);
     const auto qk = static_cast<size_t>(a.qk_dim), width = static_cast<size_t>(a.v_dim),
                n = static_cast<size_t>(high - low);
-    const auto head_of = [&](size_t j) {  // of key low + j, among key and value heads
+    // The head of key low + j, among key and value heads.
+    const auto head_of = [&](size_t j) {
       return static_cast<size_t>((b * a.seq + low) * a.groups + h / a.heads_per_group) +
              j * static_cast<size_t>(a.groups);
     };

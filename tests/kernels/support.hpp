@@ -74,8 +74,9 @@ inline Vec<int64_t> dropout_rows(int64_t n) {
   return ids;
 }
 
+// An allocator of memory that begins with a cache line.
 template <class T>
-struct CacheLines {  // an allocator
+struct CacheLines {
   using value_type = T;
   static constexpr std::align_val_t kLine{64};
   CacheLines() = default;

@@ -62,7 +62,8 @@ class Counting final : public StageComputation {
 
  private:
   bool last(int64_t stage) const { return stage + 1 == shape_.ranks * shape_.chunks; }
-  Shape shape_of(int64_t m) const { return {rows_ + m % 3 * 6, 5}; }  // micro-batches of different lengths
+  // Micro-batches have different lengths.
+  Shape shape_of(int64_t m) const { return {rows_ + m % 3 * 6, 5}; }
   Tensor numbers(int64_t m, int64_t first) {
     std::vector<float> values(static_cast<size_t>(shape_of(m).elements()));
     for (size_t i = 0; i < values.size(); ++i)

@@ -229,7 +229,8 @@ TEST_CASE("what is not finite is located: parameter, first operation, first grad
     const auto config = tiny_config(true, world().size());
     Running r(config);
     r.step();
-    const bool here = world().rank() == world().size() - 1;  // one bad rank is enough
+    // One faulty rank is enough.
+    const bool here = world().rank() == world().size() - 1;
     if (here) poison(r, place);
     const auto before = r.runner.optimizer().steps();
     try {
