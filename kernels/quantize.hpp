@@ -40,8 +40,8 @@ struct Quantized {
   void* scale = nullptr;
 };
 
-// A second output of a kernel that computes a matrix y [rows, cols], contiguous, which a linear layer reads:
-// what Quantize::quantize would compute from y as stored, in the launch that writes y. A kernel can write
+// The quantized output of a kernel that computes a matrix y [rows, cols], contiguous, which a linear layer
+// reads: the result of Quantize::quantize for y as stored, in the launch that writes y. A kernel can write
 // codes where their scales are known without the rest of y:
 //   tensor, delayed scaling                    codes, the scale being that of earlier steps, and amax
 //   block_1x128, block_1x32                    codes; a block of `columns` takes 128 or 32 rows

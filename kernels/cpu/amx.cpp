@@ -120,7 +120,7 @@ CAPSTAN_AMX_CALLED void write(const float* sums, int64_t stride, int64_t m, int6
     }
 }
 
-// The same for beta 0 and rows of two full cache lines, with non-temporal stores; leave_tile() has the fence.
+// The same for beta 0 and rows of two full cache lines, with non-temporal stores, which the caller fences.
 // Writes pairs of adjacent lines, because memory writes one line as slowly as two.
 CAPSTAN_AMX_CALLED void store_non_temporal(const float* sums, int64_t stride, int64_t m, Out out, int64_t at,
                                            int64_t ldc) {
@@ -156,15 +156,21 @@ CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t stride, const bf16*
                sums + i * kPanel * kPanel, kPanel, fetched + i * count * lines * 32, lines);
   }
 }
-CAPSTAN_AMX_CALLED void enter_tile() {
-  configure();
-}
-CAPSTAN_AMX_CALLED void leave_tile() {
-  release();
-  _mm_sfence();
-}
 
 }  // namespace
+
+// All eight tiles are 16 rows of 64 bytes.
+CAPSTAN_AMX_CALLED void amx::configure_tiles() {
+  alignas(64) static constexpr struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } kShapes;
+  _tile_loadconfig(&kShapes);
+}
+CAPSTAN_AMX_CALLED void amx::release_tiles() {
+  _tile_release();
+}
 
 WorkspaceSize amx_workspace(const GemmShape& s, DType out) {
   return AmxWorkspace(s, Plan(s), out).need();
@@ -202,7 +208,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
           pack_rows(s, a, i0, rows, k0, k, packed_a, stride);
           held = {i0, k0};
         }
-        enter_tile();
+        const TileConfig config;
         const int64_t sums_apart = p.rows * kPanel;
         for (int64_t j = j0; j < j0 + cols; j += together) {
           const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
@@ -225,7 +231,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
           else
             write(sums, sums_apart, rows, width, k0 == 0 || sizes.copy ? beta : 1.0f, out, at, s.ldc);
         }
-        leave_tile();
+        _mm_sfence();
       });
     }
 }

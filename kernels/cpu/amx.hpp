@@ -20,4 +20,19 @@ bool runs_amx();
 void amx_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta);
 WorkspaceSize amx_workspace(const GemmShape& s, DType out);
 
+namespace amx {
+// Configure and release the tile unit of the calling thread.
+void configure_tiles();
+void release_tiles();
+
+// Configures the tile unit of the calling thread for its lifetime.
+class TileConfig {
+ public:
+  TileConfig() { configure_tiles(); }
+  ~TileConfig() { release_tiles(); }
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
+};
+}  // namespace amx
+
 }  // namespace capstan::kernels

@@ -40,19 +40,6 @@ inline int64_t steps_of(int64_t k) {
   return ceil_div(k, kDepth);
 }
 
-// All eight tiles are 16 rows of 64 bytes. For the calling thread, until release().
-CAPSTAN_AMX void configure() {
-  alignas(64) static constexpr struct {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } kShapes;
-  _tile_loadconfig(&kShapes);
-}
-CAPSTAN_AMX void release() {
-  _tile_release();
-}
-
 CAPSTAN_AMX __mmask16 first16(int64_t n) {
   return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << std::max<int64_t>(n, 0)) - 1);
 }

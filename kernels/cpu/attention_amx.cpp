@@ -9,13 +9,6 @@
 
 namespace capstan::kernels::amx {
 
-CAPSTAN_AMX_CALLED void configure_tiles() {
-  configure();
-}
-CAPSTAN_AMX_CALLED void release_tiles() {
-  release();
-}
-
 CAPSTAN_AMX_CALLED void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf16* to,
                              int64_t stride) {
   switch (panels) {

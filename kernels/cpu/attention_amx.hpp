@@ -8,26 +8,14 @@
 
 namespace capstan::kernels::amx {
 
-// Configures and releases the tile unit of the calling thread.
-void configure_tiles();
-void release_tiles();
-
-// Configures the tile unit for its lifetime; needed around gemm().
-class TileConfig {
- public:
-  TileConfig() { configure_tiles(); }
-  ~TileConfig() { release_tiles(); }
-  TileConfig(const TileConfig&) = delete;
-  TileConfig& operator=(const TileConfig&) = delete;
-};
-
 // The kind of panels: rows of the left operand or columns of the right one, each a row or a column of the
 // array.
 enum class Panels { rows, rows_of_columns, columns, columns_of_rows };
 // n rows (columns) with a depth of k; `stride` values from panel to panel. Zeros pad both to multiples of 32.
 void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf16* to, int64_t stride);
 
-// sums[32][32] (+)= one panel times another; the depth is a multiple of 32.
+// sums[32][32] (+)= one panel times another; the depth is a multiple of 32. The caller holds a TileConfig
+// (amx.hpp).
 void gemm(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld);
 
 // sums += (a + rest) b, and sums += a (b + rest).

@@ -1,4 +1,4 @@
-// Quantized second outputs of CPU kernels.
+// Quantized outputs of CPU kernels.
 #pragma once
 
 #include "kernels/quantize.hpp"

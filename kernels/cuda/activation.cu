@@ -1,5 +1,5 @@
 // Bias and activation of the MLP. Bytes moved in fp32: plain forward 8 rows cols, backward 12; gated forward
-// 12, backward 20. A second output adds its codes, since y is encoded in tiles as it is computed.
+// 12, backward 20. A quantized output adds its codes, since y is encoded in tiles as it is computed.
 #include "kernels/activation.hpp"
 
 #include "kernels/cuda/activation_functions.hpp"
@@ -110,7 +110,7 @@ __global__ void activation_backward_kernel(ActivationRows<T> rows, Array<T> dy, 
 
 void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
              QuantizedOutput quantized) {
-  if (refuse_second_output(c, quantized)) return;
+  if (refuse_quantized_output(c, quantized)) return;
   if (quantized) {
     const QuantizeTask task = task_of(quantized, rows, cols);
     return by_type({x, y}, [&](auto type) {
@@ -206,7 +206,7 @@ __global__ void expert_backward_kernel(ExpertRows<T> rows, Array<T> dy, Array<T>
   const int64_t row = block_index(), cols = rows.cols, at = rows.begin(row);
   if (!rows.uses(row)) return;
   const float weight = rows.weight(row);
-  // Of dy · y without the weight.
+  // dy · y without the weight.
   float sum = 0;
   for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
     const auto d = dy.load(row * cols + i, cols - i);

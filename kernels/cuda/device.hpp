@@ -46,7 +46,7 @@ template <class T = float>
 struct Max {
   __device__ T operator()(T a, T b) const { return a > b || a != a ? a : b; }
 };
-// Of integers.
+// For integers, since NaN is not propagated.
 template <class T>
 struct Min {
   __device__ T operator()(T a, T b) const { return a < b ? a : b; }

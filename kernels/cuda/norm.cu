@@ -1,8 +1,8 @@
 // LayerNorm and RMSNorm, one block of threads per row. Bytes moved in fp32: forward 8 rows cols (16 with the
 // residual), backward 12 (16 when accumulating); a row is kept in shared memory, or read again from the L2
 // cache. Gradients of gamma and beta: a block adds those of consecutive rows, and a second kernel adds the
-// blocks in order. A second output's maximum and row-wise codes are written with y; its column-wise
-// codes by a second kernel, which reads y again.
+// blocks in order. The maximum and the row-wise codes of a quantized output are written with y, its
+// column-wise codes by a second kernel, which reads y again.
 #include "kernels/norm.hpp"
 
 #include "kernels/cuda/families.hpp"
@@ -33,21 +33,21 @@ struct ForwardNorm {
   float *mean, *rstd;
 };
 
-// A second output whose codes have a layout, or none.
+// The quantized output that is written with y, whose codes have a layout, or none.
 template <ScaleLayout kLayout>
-struct SecondOutput {
+struct QuantizedRows {
   static constexpr bool kExists = true;
   static constexpr ScaleLayout kCodes = kLayout;
   EncodedRows rows;
   float* amax;
 };
-struct NoSecondOutput {
+struct NotQuantized {
   static constexpr bool kExists = false;
 };
 
 // Each thread reads and writes the same columns in every pass: no barrier but those of the sums.
-template <class T, class Second>
-__global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
+template <class T, class Output>
+__global__ void norm_forward_kernel(ForwardNorm<T> f, Output quantized) {
   CAPSTAN_DYNAMIC_SHARED(float, row);
   constexpr int kSize = kGroup<T>;
   const int64_t cols = f.rows.cols, at = f.rows.start(block_index());
@@ -101,18 +101,19 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
       for (int k = 0; k < kSize; ++k) group[k] += beta[k];
     }
     f.y.store(at + i, cols - i, group);
-    if constexpr (Second::kExists) {
-      // The second output encodes y as it is stored, after rounding.
+    if constexpr (Output::kExists) {
+      // Encodes y as it is stored, after rounding.
       if constexpr (std::is_same_v<T, Any>)
         group = f.y.load(at + i, cols - i);
       else
         for (int k = 0; k < kSize; ++k) group[k] = to_float(from_float<T>(group[k]));
       largest = Max<uint32_t>()(largest_of_values<kSize>(group.v), largest);
-      if (second.rows.to.codes) encode_row<Second::kCodes, kSize>(second.rows, block_index(), i, group.v);
+      if (quantized.rows.to.codes)
+        encode_row<Output::kCodes, kSize>(quantized.rows, block_index(), i, group.v);
     }
   }
-  if constexpr (Second::kExists)
-    if (second.amax) record_maximum(largest, second.amax);
+  if constexpr (Output::kExists)
+    if (quantized.amax) record_maximum(largest, quantized.amax);
 }
 
 WorkspaceSize forward_workspace(NormRows) {
@@ -120,8 +121,8 @@ WorkspaceSize forward_workspace(NormRows) {
 }
 void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In gamma, float gamma_offset,
              In beta, float eps, Out y, float* mean, float* rstd, QuantizedOutput quantized) {
-  if (refuse_second_output(c, quantized)) return;
-  QuantizeTask second = task_of(quantized, rows.rows, rows.cols);
+  if (refuse_quantized_output(c, quantized)) return;
+  QuantizeTask task = task_of(quantized, rows.rows, rows.cols);
   by_type({x, residual, sum, y}, [&](auto type) {
     using T = decltype(type);
     const int64_t cached = std::min(rows.cols, shared_floats());
@@ -141,18 +142,18 @@ void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In
     const Grid grid{rows.rows, threads_for(rows.cols, kGroup<T>),
                     static_cast<size_t>(cached) * sizeof(float)};
     if (quantized)
-      by_layout_of_output(second, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
-        using Second = SecondOutput<kLayout>;
-        launch(c, grid, norm_forward_kernel<T, Second>, f, Second{second.rows, second.amax});
+      by_layout_of_output(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+        using Output = QuantizedRows<kLayout>;
+        launch(c, grid, norm_forward_kernel<T, Output>, f, Output{task.rows, task.amax});
       });
     else
-      launch(c, grid, norm_forward_kernel<T, NoSecondOutput>, f, NoSecondOutput());
+      launch(c, grid, norm_forward_kernel<T, NotQuantized>, f, NotQuantized());
   });
-  fill_scale_gaps(c, second.rows);
+  fill_scale_gaps(c, task.rows);
   if (!quantized.columns.codes) return;
-  second.rows.to = {};
-  second.amax = nullptr;
-  quantize_array(c, y, rows.cols, second);
+  task.rows.to = {};
+  task.amax = nullptr;
+  quantize_array(c, y, rows.cols, task);
 }
 
 // ---- backward: with xhat = (x - mean) rstd and h = dy g,  dx = rstd (h - mean(h) - xhat mean(h xhat));

@@ -347,7 +347,7 @@ void by_layout(const QuantizeTask& task, const Body& body) {
   }
   return body(Layout<ScaleLayout::tensor>());
 }
-// As above for a second output, which supports fewer layouts.
+// As above for a quantized output, which supports fewer layouts.
 template <class Body>
 void by_layout_of_output(const QuantizeTask& task, const Body& body) {
   by_layout(task, [&]<ScaleLayout kLayout>(Layout<kLayout> layout) {
@@ -371,23 +371,23 @@ void quantize_source(Context& c, const Source& source, const QuantizeTask& task)
 // Quantizes an array in memory, with rows `stride` elements apart (quantize.cu).
 void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task);
 
-// The task for a second output of a matrix [rows, cols].
+// The task for the quantized output of a matrix [rows, cols].
 inline QuantizeTask task_of(const QuantizedOutput& output, int64_t rows, int64_t cols) {
   return {.rows = {output.format, rows, cols, output.tensor_scale, output.rows, {}},
           .columns = {output.format, cols, rows, output.tensor_scale, output.columns, {}},
           .amax = output.amax,
           .transformed_amax = nullptr};
 }
-// Reports an error if a second output does not support this layout of codes. Returns whether it did.
-inline bool refuse_second_output(Context& c, const QuantizedOutput& output,
-                                 const char* file = __builtin_FILE(),
-                                 const char* function = __builtin_FUNCTION()) {
+// Reports an error if a quantized output does not support this layout of codes. Returns whether it did.
+inline bool refuse_quantized_output(Context& c, const QuantizedOutput& output,
+                                    const char* file = __builtin_FILE(),
+                                    const char* function = __builtin_FUNCTION()) {
   const QuantizeFormat& f = output.format;
   const bool has = f.layout == ScaleLayout::tensor || f.layout == ScaleLayout::block_1x128 ||
                    f.layout == ScaleLayout::block_1x32;
   if (!(output.rows.codes || output.columns.codes) || (has && !f.square && !f.hadamard && !f.stochastic))
     return false;
-  refuse(c, "a second output has codes with a scale of the tensor or of blocks 1x128 and 1x32 only", file,
+  refuse(c, "a quantized output has codes with a scale of the tensor or of blocks 1x128 and 1x32 only", file,
          function);
   return true;
 }

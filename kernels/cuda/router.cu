@@ -41,8 +41,8 @@ __device__ uint64_t next_choice(const Shared<uint64_t>& keys, int64_t begin, int
   return warp_reduce(best, Min<uint64_t>());
 }
 
-// Leaves of the keys of a token, from keys[first] on, those in the groups with the highest sums of their best
-// scores.
+// Keeps only the keys of a token, from keys[first] on, that are in the groups with the highest sums of their
+// best scores.
 __device__ void keep_best_groups(const RouterShape& r, const Shared<uint64_t>& keys, int64_t first) {
   const int64_t size = r.experts / r.groups;
   // Keys of groups lane and lane + kWarp.

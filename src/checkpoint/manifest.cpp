@@ -144,14 +144,14 @@ bool is_plain_file_name(std::string_view name) {
                      [](char c) { return is_letter(c) || is_digit(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-std::string seal_manifest(std::string body) {
+std::string append_manifest_hash(std::string body) {
   const std::string hash = hash_of(body);
   return std::move(body) + std::string(kSealBegin) + hash + std::string(kSealEnd);
 }
 
 std::string manifest_text(const Manifest& manifest) {
   const SaveInfo& info = manifest.info;
-  return seal_manifest(
+  return append_manifest_hash(
       "{\n\"schema\": " + in_quotes(kSchema) + ",\n\"step\": " + std::to_string(info.step) +
       ",\n\"consumed_samples\": " + std::to_string(info.consumed_samples) +
       ",\n\"consumed_tokens\": " + std::to_string(info.consumed_tokens) +

@@ -80,7 +80,7 @@ std::string manifest_text(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
 // Appends the self-hash to a body without one. Public for tests and fuzzing.
-std::string seal_manifest(std::string body);
+std::string append_manifest_hash(std::string body);
 
 // One rank's entries of the manifest, as text that the trainer sends to rank 0. `from_text` checks like
 // parse_manifest.

@@ -65,8 +65,8 @@ void Reader::read(std::string_view name, DType dtype, const Region& wanted, std:
                                      std::string(name_of(dtype)));
   if (!fits(wanted, tensor.shape))
     fail(ErrorCode::failed, "tensor " + in_quotes(name) + " has shape " + tensor.shape.text() +
-                                " in checkpoint `" + directory_.string() + "`, but " + wanted.text() +
-                                " of it is wanted");
+                                " in checkpoint `" + directory_.string() + "`, but region " + wanted.text() +
+                                " was requested");
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * size_of(dtype),
                  "size of the destination");
   for (const Chunk& chunk : tensor.chunks) {

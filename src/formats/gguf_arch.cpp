@@ -264,12 +264,18 @@ GgufModel read_gguf_model(GgufFile& file) {
   fill_in(m);
   // The parameter table has a segment for each row of these tensors, so their sizes in the file are used.
   const int64_t count = static_cast<int64_t>(file.names().size());
-  const auto& query =
-      file.at("blk.0." + (result.names.qkv.empty() ? result.names.q : result.names.qkv) + ".weight").shape;
+  const std::string name =
+      "blk.0." + (result.names.qkv.empty() ? result.names.q : result.names.qkv) + ".weight";
+  const auto& query = file.at(name).shape;
   int64_t rows = m.num_attention_heads * *m.kv_channels;
   if (!result.names.qkv.empty()) rows += 2 * *m.num_query_groups * *m.kv_channels;
-  if (m.num_layers > count || rows != query[0])
-    fail(ErrorCode::format, file.description() + ": its layers and heads are not those of its tensors");
+  if (m.num_layers > count)
+    fail(ErrorCode::format, file.description() + ": its keys describe " + std::to_string(m.num_layers) +
+                                " layers, but it has " + std::to_string(count) + " tensors");
+  if (rows != query[0])
+    fail(ErrorCode::format, file.description() + ": its keys describe " + std::to_string(rows) +
+                                " rows of heads, but tensor " + in_quotes(name) + " has " +
+                                std::to_string(query[0]));
   return result;
 }
 

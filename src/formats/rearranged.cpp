@@ -95,7 +95,7 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
   const Arrangement& target = entry(name).arrangement;
   if (!fits(wanted, target.shape))
     fail(ErrorCode::failed, "tensor " + in_quotes(name) + " has shape " + target.shape.text() + " in " +
-                                description() + ", but " + wanted.text() + " of it is wanted");
+                                description() + ", but region " + wanted.text() + " was requested");
   const int64_t element = size_of(dtype);
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * element,
                  "size of the destination");

@@ -96,7 +96,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     transform.interleaved = options_.rope->interleaved;
   }
   const Var out = attend(tape, std::move(qkv), attention, context, cache);
-  return output_.forward_without_bias(tape, out, context);
+  return output_.forward(tape, out, context, Linear::Bias::by_caller);
 }
 
 }  // namespace capstan::nn

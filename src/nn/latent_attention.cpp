@@ -86,7 +86,7 @@ Var LatentAttention::forward(Tape& tape, const Var& x, const TokenContext& conte
   else
     out = attend_compressed(tape, compressed, context, cache);
   compressed = {};
-  return output_.forward_without_bias(tape, out, context);
+  return output_.forward(tape, out, context, Linear::Bias::by_caller);
 }
 
 }  // namespace capstan::nn

@@ -23,15 +23,10 @@ Linear::Linear(ParamList& parameters, const ModulePath& path, const Options& opt
   bias_ = &parameters.add(std::move(bias));
 }
 
-Var Linear::forward(Tape& tape, const Var& x, const TokenContext& context) const {
-  CAPSTAN_ASSERT(sharding_ != LinearSharding::row || !bias_,
+Var Linear::forward(Tape& tape, const Var& x, const TokenContext& context, Bias use) const {
+  const Parameter* bias = use == Bias::added ? bias_ : nullptr;
+  CAPSTAN_ASSERT(sharding_ != LinearSharding::row || !bias,
                  "the bias of a row-parallel layer comes after its sum");
-  return matmul(tape, x, bias_, context);
-}
-Var Linear::forward_without_bias(Tape& tape, const Var& x, const TokenContext& context) const {
-  return matmul(tape, x, nullptr, context);
-}
-Var Linear::matmul(Tape& tape, const Var& x, const Parameter* bias, const TokenContext& context) const {
   if (!adapter_->empty()) return adapted_matmul(tape, x, bias, context);
   if (sharding_ == LinearSharding::column) return ops::column_linear(tape, x, *weight_, bias, parallel_);
   if (sharding_ == LinearSharding::row) return ops::row_linear(tape, x, *weight_, parallel_);

@@ -23,10 +23,10 @@ class Linear {
   };
   Linear(ParamList& parameters, const ModulePath& path, const Options& options);
 
-  // x W^T + bias + the adapter's update. Not for row sharding.
-  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
-  // x W^T + the adapter's update, for layers whose bias is fused with the next operation.
-  Var forward_without_bias(Tape& tape, const Var& x, const TokenContext& context) const;
+  // x W^T + the adapter's update, and the bias unless the caller adds it, fused with the next operation. The
+  // caller adds it after the sum of a row-parallel layer.
+  enum class Bias : uint8_t { added, by_caller };
+  Var forward(Tape& tape, const Var& x, const TokenContext& context, Bias use = Bias::added) const;
   const Parameter& weight() const { return *weight_; }
   // The weight if one forward GEMM reads the layer's full input as it is, so that the operation that computes
   // the input can quantize it. Null where tensor-parallel ranks gather the input first or compute the output
@@ -36,7 +36,6 @@ class Linear {
   const Parameter* bias() const { return bias_; }
 
  private:
-  Var matmul(Tape& tape, const Var& x, const Parameter* bias, const TokenContext& context) const;
   Var adapted_matmul(Tape& tape, const Var& x, const Parameter* bias, const TokenContext& context) const;
   ops::TensorParallel parallel_;
   LinearSharding sharding_;

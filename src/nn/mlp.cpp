@@ -29,10 +29,10 @@ Mlp::Mlp(ParamList& parameters, const ModulePath& path, const Options& options)
             .sharding = LinearSharding::row}) {}
 
 Var Mlp::forward(Tape& tape, const Var& x, const TokenContext& context) const {
-  Var inner = fc1_.forward_without_bias(tape, x, context);
+  Var inner = fc1_.forward(tape, x, context, Linear::Bias::by_caller);
   inner = ops::bias_activation(tape, inner, fc1_.bias(), options_.activation, options_.gated,
                                fc2_.input_reader());
-  return fc2_.forward_without_bias(tape, inner, context);
+  return fc2_.forward(tape, inner, context, Linear::Bias::by_caller);
 }
 
 }  // namespace capstan::nn

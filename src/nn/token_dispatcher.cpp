@@ -79,7 +79,7 @@ class GatheredTokens final : public TokenDispatch {
  private:
   const Options& options_;
   ops::TensorParallel ranks_;
-  // Of all ranks.
+  // The hidden states and probabilities of all ranks' tokens.
   Var x_, probabilities_;
   ops::ExpertPermutation order_;
   Tensor ids_;

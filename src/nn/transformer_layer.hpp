@@ -26,19 +26,18 @@ ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_stat
                           const Parameter* reader = nullptr);
 
 // Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))), where the MLP may be a mixture
-// of experts. There are norms before
-// (`input_layernorm`, `pre_mlp_layernorm`) or after the branches (`post_attention_layernorm`,
-// `post_feedforward_layernorm`), or both.
+// of experts. There are norms before (`input_layernorm`, `pre_mlp_layernorm`) or after the branches
+// (`post_attention_layernorm`, `post_feedforward_layernorm`), or both.
 class TransformerLayer {
  public:
   struct Options {
     NormKind norm;
     bool input_norms = true, output_norms = false;
     Attention::Options attention;
-    // Set: latent attention.
+    // Sizes of latent attention; null: ordinary attention.
     std::optional<LatentAttention::Sizes> latent;
     Mlp::Options mlp;
-    // Instead of the MLP.
+    // The mixture of experts that replaces the MLP; null: the MLP.
     std::optional<Moe::Options> moe;
     double hidden_dropout = 0;
     // The residual is the input norm's output instead of its input.
@@ -67,7 +66,7 @@ class TransformerLayer {
   std::optional<Norm> input_norm_;
   std::unique_ptr<Attention> attention_;
   std::optional<Norm> attention_output_norm_, mlp_norm_;
-  // One of the two.
+  // Exactly one of mlp_ and moe_ is set.
   std::optional<Mlp> mlp_;
   std::optional<Moe> moe_;
   std::optional<Norm> mlp_output_norm_;

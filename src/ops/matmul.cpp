@@ -84,6 +84,10 @@ void copy_matrix(const Tensor& from, const Tensor& to) {
          from.size(0), from.size(1));
 }
 
+Tensor rows_of(const Tensor& x, const FlatRange& rows) {
+  return x.slice(0, rows.begin, rows.count);
+}
+
 Tensor copy_of(const Tensor& tensor) {
   Tensor copy = Tensor::empty(tensor.device(), tensor.shape(), tensor.dtype());
   launch(tensor.device(), tensor.device().table().elementwise->cast, tensor, copy, tensor.elements());

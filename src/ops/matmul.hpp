@@ -3,6 +3,7 @@
 
 #include "kernels/gemm_arguments.hpp"
 #include "ops/tape.hpp"
+#include "tensor/flat_range.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::ops {
@@ -32,6 +33,9 @@ void add_into(const Tensor& partial, const Tensor& gradient);
 // Copies a matrix whose rows may have a stride to one of equal sizes. Converts between fp32, bf16 and fp16;
 // other types must agree.
 void copy_matrix(const Tensor& from, const Tensor& to);
+
+// Rows of a matrix, which share its memory.
+Tensor rows_of(const Tensor& x, const FlatRange& rows);
 
 // A contiguous copy of `tensor` in new memory.
 Tensor copy_of(const Tensor& tensor);

@@ -96,9 +96,7 @@ class ParamStore {
   // The weight of a linear layer as a GEMM reads it, until the matching release(). Where scaling() is null:
   // the tensor of acquire(); else codes and scales of W [out, in] (forward) or of W^T [in, out]
   // (input_gradient), quantized once until the parameters change.
-  GemmOperand acquire(const Parameter& parameter, WeightRole role) {
-    return acquire_operand(parameter, role);
-  }
+  virtual GemmOperand acquire_operand(const Parameter& parameter, WeightRole) { return acquire(parameter); }
   // Null: GEMMs with this weight are in the compute type.
   virtual const LayerScaling* scaling(const Parameter&) const { return nullptr; }
   // Called by the tape: the order in which it acquires parameters from now on, for prefetching. A recomputed
@@ -127,7 +125,6 @@ class ParamStore {
   void note_weight_gradient(const Parameter& parameter, PendingUses& tape);
 
  protected:
-  virtual GemmOperand acquire_operand(const Parameter& parameter, WeightRole) { return acquire(parameter); }
   // Called after the last weight gradient of this parameter on one tape, in every micro-batch, before
   // gradient_ready(). `left`: the uses of other parameters whose weight gradients are still to be computed.
   // No operation holds a gradient tensor then.
@@ -164,7 +161,7 @@ class ParamPin {
 class OperandPin {
  public:
   OperandPin(ParamStore& store, const Parameter& parameter, WeightRole role)
-      : store_(store), parameter_(parameter), operand_(store.acquire(parameter, role)) {}
+      : store_(store), parameter_(parameter), operand_(store.acquire_operand(parameter, role)) {}
   ~OperandPin() {
     operand_ = GemmOperand();
     store_.release(parameter_);

@@ -44,9 +44,6 @@ void check_counts(const char* operation, std::span<const int64_t> counts, const 
 Tensor rows_like(const Tensor& x, int64_t rows) {
   return Tensor::empty(x.device(), {rows, x.size(1)}, x.dtype());
 }
-Tensor range_of(const Tensor& x, const FlatRange& rows) {
-  return x.slice(0, rows.begin, rows.count);
-}
 double bytes_of_others(const Tensor& x, int64_t rows, int64_t own) {
   return static_cast<double>((rows - own) * x.size(1) * size_of(x.dtype()));
 }
@@ -56,14 +53,14 @@ comm::PendingTransfers start_rows(const Tensor& from, const Ranges& sent, const 
                                   const Ranges& received, comm::Communicator& group, std::string purpose) {
   const auto me = static_cast<size_t>(group.rank()), ranks = sent.size();
   CAPSTAN_ASSERT(sent[me].count == received[me].count, "rows of a rank for itself: " + purpose);
-  if (sent[me].count > 0) copy_matrix(range_of(from, sent[me]), range_of(to, received[me]));
+  if (sent[me].count > 0) copy_matrix(rows_of(from, sent[me]), rows_of(to, received[me]));
   comm::TransferBatch batch;
   // Each rank sends to a different one at a time.
   for (size_t shift = 1; shift < ranks; ++shift) {
     const size_t next = (me + shift) % ranks, previous = (me + ranks - shift) % ranks;
-    if (sent[next].count > 0) batch.send(range_of(from, sent[next]), static_cast<int>(next));
+    if (sent[next].count > 0) batch.send(rows_of(from, sent[next]), static_cast<int>(next));
     if (received[previous].count > 0)
-      batch.receive(range_of(to, received[previous]), static_cast<int>(previous));
+      batch.receive(rows_of(to, received[previous]), static_cast<int>(previous));
   }
   if (batch.transfers().empty()) {
     // All ranks start the same batches, also one that has nothing to transfer.
@@ -143,7 +140,7 @@ Var exchange_rows(Tape& tape, const Var& x, const RowCounts& counts, comm::Commu
 
 namespace {
 
-// What an operation over the rows of all ranks keeps for its gradient.
+// The counts, group and purpose of an operation over the rows of all ranks, which its gradient needs too.
 struct RowsOfRanks {
   std::vector<int64_t> counts;
   comm::Communicator& group;

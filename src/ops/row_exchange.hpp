@@ -20,7 +20,7 @@ int64_t total(std::span<const int64_t> counts);
 struct RowCounts {
   std::vector<int64_t> sent, received;
 
-  // Of the rows that go back.
+  // The counts of the exchange that returns the rows.
   RowCounts reversed() const { return {received, sent}; }
 };
 

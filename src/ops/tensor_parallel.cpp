@@ -27,10 +27,6 @@ std::vector<FlatRange> chunks_of(int64_t rows, int64_t splits) {
   return chunks;
 }
 
-Tensor rows_of(const Tensor& x, FlatRange range) {
-  return x.slice(0, range.begin, range.count);
-}
-
 double sent(const Tensor& x, const TensorParallel& parallel, int times) {
   return times * static_cast<double>(x.bytes()) * (parallel.size() - 1) / parallel.size();
 }

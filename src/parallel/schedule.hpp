@@ -68,7 +68,8 @@ struct ActionTicks {
     return kind == ActionKind::forward ? forward : kind == ActionKind::backward ? backward : weight_gradients;
   }
 };
-// A backward pass of twice the time of the forward pass, in two equal parts where the schedule has them.
+// Durations where a backward pass takes twice the time of a forward pass, divided equally between its two
+// actions where the schedule has weight gradients of their own.
 ActionTicks usual_ticks(const PipelineShape& shape);
 struct ScheduleRun {
   ActionTicks lengths;

@@ -72,7 +72,7 @@ void HostDevice::zero(std::byte* data, int64_t bytes) {
   enqueue(Queue::compute, [data, bytes] { std::memset(data, 0, static_cast<size_t>(bytes)); });
 }
 
-void HostDevice::copy_on_queue(std::byte* to, const std::byte* from, int64_t bytes) {
+void HostDevice::copy(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes <= 0 || device_.is_meta()) return;
   declare_access(Queue::compute, {const_cast<std::byte*>(from), bytes}, false, "a copy within the host");
   declare_access(Queue::compute, {to, bytes}, true, "a copy within the host");
@@ -86,14 +86,11 @@ void HostDevice::copy_on_queue(std::byte* to, const std::byte* from, int64_t byt
   });
 }
 
-void HostDevice::copy(std::byte* to, const std::byte* from, int64_t bytes) {
-  copy_on_queue(to, from, bytes);
-}
 void HostDevice::start_copy_to_device(std::byte* to, const void* from_host, int64_t bytes, Queue) {
-  copy_on_queue(to, static_cast<const std::byte*>(from_host), bytes);
+  copy(to, static_cast<const std::byte*>(from_host), bytes);
 }
 void HostDevice::start_copy_to_host(void* to_host, const std::byte* from, int64_t bytes, Queue) {
-  copy_on_queue(static_cast<std::byte*>(to_host), from, bytes);
+  copy(static_cast<std::byte*>(to_host), from, bytes);
 }
 
 // For initial values and loads, between steps: kernels and uploads that use the tensor have to be done.

@@ -81,7 +81,6 @@ class HostDevice final : public Device {
 
  private:
   using SizeAndCategory = std::pair<int64_t, MemoryCategory>;
-  void copy_on_queue(std::byte* to, const std::byte* from, int64_t bytes);
   void free_kept_blocks();
 
   Device& device_;

@@ -43,7 +43,8 @@ TEST_CASE("values by path, as text, JSON and YAML") {
   CHECK(contains(config.yaml("optimizer"), "lr: 0.001"));
   CHECK(contains(config.yaml(), "\nmodel:\n"));
 
-  const Config copy = config;  // outlives what it was copied from, and says the same
+  // A copy outlives its original and has the same values.
+  const Config copy = config;
   CHECK(copy.yaml() == config.yaml());
 }
 

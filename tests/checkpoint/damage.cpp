@@ -79,7 +79,7 @@ TEST_CASE("invalid manifests with valid hashes are refused with the location") {
   const std::string text = manifest_text(example());
   const std::string body = text.substr(0, text.rfind(",\n\"manifest_hash\""));
   const auto refusal = [&](const std::string& changed) {
-    return error_of([&] { parse_manifest(seal_manifest(changed), "m"); });
+    return error_of([&] { parse_manifest(append_manifest_hash(changed), "m"); });
   };
   REQUIRE(refusal(body).empty());
   const auto with = [&](const std::string& from, const std::string& to) {

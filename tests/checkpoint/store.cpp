@@ -13,10 +13,6 @@ using namespace capstan;
 using namespace capstan::checkpoint;
 using namespace capstan::checkpoint::test;
 
-static FileSystem& disk() {
-  return real_file_system();
-}
-
 static std::vector<float> read_all(Reader& reader, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(reader.at(name).shape.elements()));
   reader.read_all(name, DType::f32, writable_bytes_of(values));
@@ -36,7 +32,7 @@ static void flip(const fs::path& file, size_t at) {
 
 TEST_CASE("a checkpoint comes back as it was saved") {
   const TemporaryDirectory root;
-  const fs::path path = save_small(disk(), root.path(), 100);
+  const fs::path path = save_small(real_file_system(), root.path(), 100);
   CHECK(path == root.path() / "step-00000100");
   CHECK(verify(path, Depth::content).empty());
   Reader reader = Reader::open(path, Depth::content);
@@ -53,7 +49,7 @@ TEST_CASE("a checkpoint comes back as it was saved") {
   CHECK(SafetensorsFile(path / "rank-00000.safetensors").at("w").shape == Shape{3, 5});
   // The same save gives the same bytes.
   const TemporaryDirectory other;
-  const fs::path twin = save_small(disk(), other.path(), 100, 0, "b");
+  const fs::path twin = save_small(real_file_system(), other.path(), 100, 0, "b");
   for (const auto& entry : fs::directory_iterator(path))
     CHECK(slurp(entry.path()) == slurp(twin / entry.path().filename()));
 }
@@ -88,8 +84,8 @@ TEST_CASE("any layout reads what any layout wrote, element by element") {
       std::vector<std::unique_ptr<Writer>> writers;
       std::vector<std::string> parts;
       for (int rank = 0; rank < world; ++rank) {
-        auto& writer =
-            *writers.emplace_back(std::make_unique<Writer>(disk(), root.path(), info, "x", rank, world));
+        auto& writer = *writers.emplace_back(
+            std::make_unique<Writer>(real_file_system(), root.path(), info, "x", rank, world));
         for (const auto& [name, shape] : tensors)
           for (const auto& chunk : regions_of(shape, kind, rank, world)) {
             alive.push_back(values_of(ramp(shape), shape, chunk));
@@ -117,7 +113,8 @@ TEST_CASE("any layout reads what any layout wrote, element by element") {
 TEST_CASE("a rank opens only the shards it needs") {
   const TemporaryDirectory root;
   SaveInfo info;
-  Writer first(disk(), root.path(), info, "x", 0, 2), second(disk(), root.path(), info, "x", 1, 2);
+  Writer first(real_file_system(), root.path(), info, "x", 0, 2),
+      second(real_file_system(), root.path(), info, "x", 1, 2);
   const auto values = ramp({4});
   first.add("a", DType::f32, {8}, {{0}, {4}}, bytes_of(values));
   second.add("a", DType::f32, {8}, {{4}, {4}}, bytes_of(values));
@@ -133,7 +130,7 @@ TEST_CASE("a rank opens only the shards it needs") {
 
 TEST_CASE("element types convert on reading where that is sound") {
   const TemporaryDirectory root;
-  Writer writer(disk(), root.path(), {}, "x", 0, 1);
+  Writer writer(real_file_system(), root.path(), {}, "x", 0, 1);
   const std::vector<float> values{1.0f, -2.5f, 3.14159f};
   const std::vector<int64_t> ids{1, 2};
   writer.add("w", DType::f32, {3}, full_region({3}), bytes_of(values));
@@ -153,7 +150,7 @@ TEST_CASE("element types convert on reading where that is sound") {
 
 TEST_CASE("bytes may be produced when they are written") {
   const TemporaryDirectory root;
-  Writer writer(disk(), root.path(), {}, "x", 0, 1);
+  Writer writer(real_file_system(), root.path(), {}, "x", 0, 1);
   std::vector<float> staging(4);
   for (int k = 0; k < 3; ++k)
     writer.add("t" + std::to_string(k), DType::f32, {4}, full_region({4}),
@@ -185,7 +182,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
   const TemporaryDirectory root;
   const Shape shape{5000, 1000};  // 20 MB
   const auto values = ramp(shape);
-  Writer writer(disk(), root.path() / "a", {}, "x", 0, 1);
+  Writer writer(real_file_system(), root.path() / "a", {}, "x", 0, 1);
   writer.add("w", DType::f32, shape, full_region(shape), bytes_of(values));
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   CHECK((read_all(reader, "w") == values));
@@ -197,7 +194,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
                        part.begin() + static_cast<int64_t>(row + 1) * 900,
                        values.begin() + static_cast<int64_t>(row + 60) * 1000 + 70);
   CHECK(same);
-  Writer again(disk(), root.path() / "b", {}, "x", 0, 1);
+  Writer again(real_file_system(), root.path() / "b", {}, "x", 0, 1);
   size_t chunks = 0;
   again.add("w", DType::f32, shape, full_region(shape), [&](const ByteSink& sink) {
     source_of(reader, "w", DType::f32)([&](std::span<const std::byte> bytes) {
@@ -216,7 +213,8 @@ TEST_CASE("a commit refuses rank manifests that do not cover the tensors") {
   const auto values = ramp({4});
   const auto attempt = [&](const Region& a, const Region& b, auto change) {
     SaveInfo info;
-    Writer first(disk(), root.path(), info, "x", 0, 2), second(disk(), root.path(), info, "x", 1, 2);
+    Writer first(real_file_system(), root.path(), info, "x", 0, 2),
+        second(real_file_system(), root.path(), info, "x", 1, 2);
     first.add("w", DType::f32, {8}, a, bytes_of(values));
     second.add("w", DType::f32, {8}, b, bytes_of(values));
     std::vector<std::string> parts{first.finish_rank(), second.finish_rank()};
@@ -245,7 +243,7 @@ TEST_CASE("a commit refuses rank manifests that do not cover the tensors") {
 TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a reason") {
   const TemporaryDirectory root;
   CHECK(!find_latest(root.path() / "none", Depth::content).found);
-  for (const int64_t step : {5, 10, 20, 30}) save_small(disk(), root.path(), step);
+  for (const int64_t step : {5, 10, 20, 30}) save_small(real_file_system(), root.path(), step);
   fs::create_directory(root.path() / ".tmp-step-00000040-x");
   fs::create_directory(root.path() / "step-40");
   CHECK(find_latest(root.path(), Depth::content).found->step == 30);
@@ -272,8 +270,8 @@ TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a r
 
 TEST_CASE("a run directory stands for its newest checkpoint") {
   const TemporaryDirectory run;
-  save_small(disk(), run.path() / "checkpoints", 3);
-  save_small(disk(), run.path() / "checkpoints", 4);
+  save_small(real_file_system(), run.path() / "checkpoints", 3);
+  save_small(real_file_system(), run.path() / "checkpoints", 4);
   CHECK(resolve_checkpoint(run.path()).step == 4);
   fs::remove_all(run.path() / "checkpoints/step-00000003");
   flip(run.path() / "checkpoints/step-00000004/state.json", 2);
@@ -284,7 +282,7 @@ TEST_CASE("a run directory stands for its newest checkpoint") {
 
 TEST_CASE("verification reports stale steps and extra, missing, linked and irregular files") {
   const TemporaryDirectory root;
-  const fs::path path = save_small(disk(), root.path(), 1);
+  const fs::path path = save_small(real_file_system(), root.path(), 1);
   const auto first_problem = [&](const fs::path& directory) {
     const auto problems = verify(directory, Depth::structure);
     return problems.empty() ? std::string() : problems[0].text;
@@ -320,7 +318,7 @@ TEST_CASE("verification reports stale steps and extra, missing, linked and irreg
 
 TEST_CASE("the block that differs is named") {
   const TemporaryDirectory root;
-  Writer writer(disk(), root.path(), {}, "x", 0, 1);
+  Writer writer(real_file_system(), root.path(), {}, "x", 0, 1);
   std::vector<float> large(5 << 20);  // 20 MiB: five blocks and a bit
   for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<float>(i % 1000);
   writer.add("w", DType::f32, {5 << 20}, full_region({5 << 20}), bytes_of(large));
@@ -341,22 +339,22 @@ TEST_CASE("the block that differs is named") {
 TEST_CASE(
     "retention keeps the newest, the multiples, the evidence, and never deletes the newest that verifies") {
   const TemporaryDirectory root;
-  for (int64_t step = 10; step <= 60; step += 10) save_small(disk(), root.path(), step);
-  CHECK(apply_retention(disk(), root.path(), {-1, {}, {}}).empty());
-  CHECK(apply_retention(disk(), root.path(), {4, 20, 60}) == std::vector<int64_t>{10});
+  for (int64_t step = 10; step <= 60; step += 10) save_small(real_file_system(), root.path(), step);
+  CHECK(apply_retention(real_file_system(), root.path(), {-1, {}, {}}).empty());
+  CHECK(apply_retention(real_file_system(), root.path(), {4, 20, 60}) == std::vector<int64_t>{10});
   CHECK(steps(root.path()) == std::vector<int64_t>{60, 50, 40, 30, 20});
   // 60 and 50 are damaged in their data; 40 is the newest that verifies and stays though only two are to be
   // kept.
   flip(root.path() / "step-00000060/rank-00000.safetensors", 200);
   flip(root.path() / "step-00000050/rank-00000.safetensors", 200);
-  CHECK(apply_retention(disk(), root.path(), {2, {}, {}}) == std::vector<int64_t>{20, 30});
+  CHECK(apply_retention(real_file_system(), root.path(), {2, {}, {}}) == std::vector<int64_t>{20, 30});
   CHECK(steps(root.path()) == std::vector<int64_t>{60, 50, 40});
   // A checkpoint with a broken structure is neither counted nor deleted.
   spill(root.path() / "step-00000060/manifest.json", "");
-  save_small(disk(), root.path(), 70);
-  CHECK(apply_retention(disk(), root.path(), {1, {}, 70}) == std::vector<int64_t>{40, 50});
+  save_small(real_file_system(), root.path(), 70);
+  CHECK(apply_retention(real_file_system(), root.path(), {1, {}, 70}) == std::vector<int64_t>{40, 50});
   CHECK(steps(root.path()) == std::vector<int64_t>{70, 60});
-  CHECK(apply_retention(disk(), root.path(), {0, {}, {}}).empty());
+  CHECK(apply_retention(real_file_system(), root.path(), {0, {}, {}}).empty());
   CHECK(fs::exists(root.path() / "step-00000070/manifest.json"));
   for (const auto& entry : fs::directory_iterator(root.path()))
     CHECK(entry.path().filename().string()[0] != '.');
@@ -364,8 +362,8 @@ TEST_CASE(
 
 TEST_CASE("a step that is saved again replaces the older one atomically") {
   const TemporaryDirectory root;
-  save_small(disk(), root.path(), 8, 0, "a");
-  const fs::path path = save_small(disk(), root.path(), 8, 1000, "b");
+  save_small(real_file_system(), root.path(), 8, 0, "a");
+  const fs::path path = save_small(real_file_system(), root.path(), 8, 1000, "b");
   Reader reader = Reader::open(path, Depth::content);
   CHECK(read_all(reader, "w") == ramp({3, 5}, 1000));
   CHECK(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()) == 1);
@@ -373,12 +371,12 @@ TEST_CASE("a step that is saved again replaces the older one atomically") {
 
 TEST_CASE("leftovers of killed processes are cleared, and nothing else") {
   const TemporaryDirectory root;
-  save_small(disk(), root.path(), 8);
+  save_small(real_file_system(), root.path(), 8);
   fs::create_directories(root.path() / ".tmp-step-00000009-x/deep");
   spill(root.path() / ".tmp-step-00000009-x/deep/file", "x");
   fs::create_directories(root.path() / ".trash-step-00000001-0");
   spill(root.path() / "notes.txt", "mine");
-  remove_leftovers(disk(), root.path());
+  remove_leftovers(real_file_system(), root.path());
   CHECK(steps(root.path()) == std::vector<int64_t>{8});
   CHECK(fs::exists(root.path() / "notes.txt"));
   CHECK(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()) == 2);
@@ -397,7 +395,7 @@ TEST_CASE("a sample for scripts/peers/check_checkpoint.py") {
   std::vector<std::vector<bf16>> alive_narrow;
   std::unique_ptr<Writer> last;
   for (int rank = 0; rank < kWorld; ++rank) {
-    last = std::make_unique<Writer>(disk(), root, info, "peer", rank, kWorld);
+    last = std::make_unique<Writer>(real_file_system(), root, info, "peer", rank, kWorld);
     const Shape flat{5, 7, 3}, rows{8, 6}, columns{3, 16};
     const int64_t begin = 105 * rank / kWorld, end = 105 * (rank + 1) / kWorld;
     for (const auto& chunk : flat_range_as_regions(flat, begin, end - begin)) {

@@ -21,9 +21,11 @@ namespace capstan::test {
 struct Case {
   std::string name;
   std::vector<std::pair<std::string, std::string>> files;
-  std::string command;  // words as a shell would split them: quotes, no variables
+  // Words as a shell would split them: quotes, no variables.
+  std::string command;
   int code = 0;
-  std::string said;  // standard error, then standard output
+  // Standard error, then standard output.
+  std::string said;
 };
 
 // Runs every case of the *.txt files in a directory below tests/cli. Returns how many there were.

@@ -308,12 +308,12 @@ TEST_CASE("check refuses a run directory in which train would not begin") {
     CHECK_MESSAGE(contains(checked.err, expected), checked.err);
     CHECK_MESSAGE(contains(checked.err, "with --run-dir DIR"), checked.err);
   };
-  const std::string foreign = "`data` exists and is not a run directory (it has no run.json)";
-  both({"--run-dir", "data"}, true, foreign);
+  const std::string external = "`data` exists and is not a run directory (it has no run.json)";
+  both({"--run-dir", "data"}, true, external);
   both({"name=a/b"}, false, "the recipe's name `a/b` cannot name a directory in runs/");
   both({"name=a/b"}, true, "the recipe's name `a/b` cannot name a directory in runs/");
   both({"--run-dir", "data/a.txt"}, true, "run directory = data/a.txt: `data/a.txt` is a file");
-  // A name that is not used is none of its business.
+  // A name that is not used is not checked.
   std::vector<std::string> words = tiny_recipe({"name=a/b", "--files", "--run-dir", "r"});
   words.insert(words.begin(), "check");
   CHECK(run_in(scratch, words).code == 0);
@@ -528,7 +528,8 @@ TEST_CASE("what a shipped recipe sets and a choice of another kind drops is no n
 }
 
 TEST_CASE("dataset=mock needs no data and no tokenizer") {
-  const ScratchDirectory scratch;  // empty: nothing that a recipe names is there
+  // An empty directory: no file that a recipe names exists.
+  const ScratchDirectory scratch;
   for (const char* recipe : {"quickstart", "gpt2-124m", "llama3.2-1b-lora", "qwen2.5-0.5b-sft"}) {
     CAPTURE(recipe);
     std::vector<std::string> words = {"train",

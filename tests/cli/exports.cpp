@@ -322,7 +322,8 @@ TEST_CASE("a full context is said, with the field that sets it") {
   };
   const std::string note = "note: the context is full: prompt and answer have the 32 tokens of model.";
   for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--chat"}, {"--json"}}) {
-    const std::string err = said(more).err;  // not inside of the macro, whose text must not check anything
+    // Outside of the macro, in whose text nothing may be checked.
+    const std::string err = said(more).err;
     CHECK_MESSAGE(contains(err, note), err);
   }
   CHECK_FALSE(contains(said({"--max-tokens", "3"}).err, "context"));

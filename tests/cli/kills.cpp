@@ -32,7 +32,8 @@ std::string losses_of(const std::string& run) {
   std::string all;
   std::istringstream text(read_text(run + "/metrics.jsonl"));
   for (std::string line; std::getline(text, line);) {
-    const json row = capstan::json_of(line);  // no line may be torn
+    // Fails if a line is torn.
+    const json row = capstan::json_of(line);
     if (row.contains("event")) continue;
     all += capstan::dump_json(row["step"]) + " " + capstan::dump_json(row["loss"]) + " " +
            capstan::dump_json(row["grad_norm"]) + "\n";
@@ -75,7 +76,8 @@ TEST_CASE("kill -9 at random moments loses nothing") {
   int64_t kills = 0, starts = 0, laps = 0, before_first_step = 0, leftovers = 0, again = 0;
   for (; kills < wanted; ++laps) {
     const std::string name = "lap" + std::to_string(laps);
-    int64_t reached = 0;  // of what was reported as saved, and resumed from
+    // The last step that was reported as saved, or from which the run resumed.
+    int64_t reached = 0;
     for (bool finished = false; !finished;) {
       // A quarter of the kills fall anywhere after the first word, most while steps and saves go on.
       const bool early = random() % 4 == 0;

@@ -155,7 +155,7 @@ void write_samples(const ScratchDirectory& scratch, int samples, size_t characte
   scratch.write("data.jsonl", lines);
 }
 
-// What a run announces before its first step.
+// The estimate of memory that a run logs before its first step.
 double announced_mib(const Finished& trained) {
   const size_t at = trained.err.find(" per step per rank, about ");
   REQUIRE_MESSAGE(at != std::string::npos, trained.err);

@@ -11,22 +11,32 @@
 namespace capstan::test {
 
 struct Finished {
-  int code = 0;  // exit code; 128 + signal when a signal ended it
+  // Exit code; 128 + signal when a signal ended the program.
+  int code = 0;
   std::string out, err;
-  double seconds = 0;             // until it ended
-  double cpu_seconds = 0;         // user and system
-  double first_line_seconds = 0;  // until the first line on standard error
-  double resident_mib = 0;        // the most that it, or one of its children, had in memory
+  // Wall-clock time until the end.
+  double seconds = 0;
+  // User and system time.
+  double cpu_seconds = 0;
+  // Time until the first line on standard error.
+  double first_line_seconds = 0;
+  // Peak resident memory of the program, or of one of its children.
+  double resident_mib = 0;
 };
 
 struct Launch {
-  std::vector<std::string> arguments;    // without the program's name
-  std::vector<std::string> environment;  // "NAME=value" on top of a plain one
-  std::string input;                     // standard input
-  std::string directory;                 // where it runs; empty: here
-  std::string out_file;                  // where standard output goes; empty: into Finished
+  // Without the program's name.
+  std::vector<std::string> arguments;
+  // "NAME=value", in addition to a plain environment.
+  std::vector<std::string> environment;
+  // Standard input.
+  std::string input;
+  // Working directory; empty: that of the test.
+  std::string directory;
+  // File for standard output; empty: Finished::out.
+  std::string out_file;
   double time_limit = 120;
-  // Called with what standard error holds so far whenever there is more; returns a signal to send, 0 for
+  // Called with the text of standard error so far whenever there is more; returns a signal to send, 0 for
   // none.
   std::function<int(const std::string& err, int process)> on_error_text;
 };
@@ -73,7 +83,8 @@ class ScratchDirectory {
   ScratchDirectory& operator=(const ScratchDirectory&) = delete;
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  std::string write(const std::string& name, const std::string& text) const;  // returns the path
+  // Returns the path.
+  std::string write(const std::string& name, const std::string& text) const;
 
  private:
   std::string path_;

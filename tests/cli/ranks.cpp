@@ -302,7 +302,8 @@ TEST_CASE("ranks of different recipes are refused before the first step: code 4,
   launch.directory = scratch.path();
   launch.arguments = train_tiny({"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
   launch.arguments[1] = "./own.yaml";
-  launch.environment = {"OMPI_COMM_WORLD_NODE_RANK=0"};  // for the parent; mpirun gives each rank its own
+  // For the parent; mpirun gives each rank its own.
+  launch.environment = {"OMPI_COMM_WORLD_NODE_RANK=0"};
   const Finished ended = run(launch);
   CHECK_MESSAGE(ended.code == 4, ended.err);
   CHECK_MESSAGE(times(ended.err, "error: ") == 1, ended.err);

@@ -52,7 +52,8 @@ std::map<std::string, int> done_of(const ScratchDirectory& scratch, const std::s
   std::map<std::string, int> done;
   std::istringstream text(read_text(scratch.file(name) + "/journal.jsonl"));
   for (std::string line; std::getline(text, line);) {
-    const json row = capstan::json_of(line);  // no line may be torn
+    // Fails if a line is torn.
+    const json row = capstan::json_of(line);
     if (row["state"] == "done") ++done[row["trial"]];
   }
   return done;

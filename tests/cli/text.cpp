@@ -111,7 +111,8 @@ TEST_CASE("a text begins with what its tokenizer puts before it, once") {
 TEST_CASE("a text ends at every token that the tokenizer or the model's settings end it with") {
   const ScratchDirectory home;
   const std::string model = model_with_front(home);
-  const int64_t end = expected()["greedy_without"]["ids"][0];  // what is said again and again
+  // The token that is generated again and again.
+  const int64_t end = expected()["greedy_without"]["ids"][0];
   const auto ends = [&](const std::vector<std::string>& more = {}) {
     std::vector<std::string> words = {"--no-bos"};
     words.insert(words.end(), more.begin(), more.end());

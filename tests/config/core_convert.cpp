@@ -33,7 +33,8 @@ std::string on_cli(const std::string& path, const std::string& text) {
 }
 
 struct Row {
-  const char *path, *text, *expected;  // expected: the value, or parts of the message separated by `&`
+  // expected: the value, or parts of the message separated by `&`.
+  const char *path, *text, *expected;
 };
 
 void check(const Row& row) {

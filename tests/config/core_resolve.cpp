@@ -363,7 +363,8 @@ TEST_CASE("interpolation") {
   setenv("CAPSTAN_TEST_BAD", "\xFF", 1);
   unsetenv("CAPSTAN_TEST_NONE");
   struct Row {
-    const char *path, *text, *expected;  // the value as YAML, or a code and a part of its message
+    // expected: the value as YAML, or a code and a part of its message.
+    const char *path, *text, *expected;
   };
   const Row rows[] = {
       {"model.hidden_size", "${train.global_batch}", "8"},

@@ -106,12 +106,16 @@ const Library& test_library();
 
 struct Outcome : Resolved {
   Root config;
-  std::string codes() const;  // "C0102 C0201", errors only, sorted by place
-  std::string all() const;    // every diagnostic, compact
+  // Codes of the errors, sorted by location: "C0102 C0201".
+  std::string codes() const;
+  // Every diagnostic in one line each.
+  std::string all() const;
   const Diagnostic* first(std::string_view code) const;
-  bool says(std::string_view text) const;  // somewhere in all diagnostics, human form
+  // Whether the diagnostics in human-readable form contain the text.
+  bool says(std::string_view text) const;
   Value value(const std::string& path) const;
-  std::string text(const std::string& path) const;  // the value as YAML
+  // The value as YAML.
+  std::string text(const std::string& path) const;
 };
 
 // A directory of its own, removed at the end.
@@ -119,7 +123,8 @@ class Workspace {
  public:
   Workspace();
   ~Workspace();
-  std::string write(const std::string& name, std::string_view content) const;  // returns the path
+  // Returns the path.
+  std::string write(const std::string& name, std::string_view content) const;
   std::string path(const std::string& name) const { return (directory_ / name).string(); }
   Outcome resolve(const std::string& recipe, const std::vector<std::string>& overrides = {},
                   std::optional<int64_t> ranks = {}) const;

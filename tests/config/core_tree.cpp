@@ -244,7 +244,8 @@ TEST_CASE("hostile input: a clear error within 100 ms and 64 MiB") {
   for (const auto& row : rows) {
     CAPTURE(std::string(row.name));
 
-    const std::clock_t start = std::clock();  // processor time: other programs on the machine do not count
+    // Processor time, which other programs on the machine do not change.
+    const std::clock_t start = std::clock();
     const auto parsed = parse_text(row.text);
     const double ms = 1000.0 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     REQUIRE_FALSE(parsed.diagnostics.empty());

@@ -10,14 +10,21 @@ using Overrides = std::vector<std::string>;
 
 struct RuleCase {
   const char* rule;
-  Overrides breaks;   // on the bench's recipe: the rule speaks
-  const char* says;   // a part of its message
-  const char* helps;  // a part of its help
-  Overrides keeps;    // no rule has an error
+  // Overrides of the bench's recipe that the rule reports.
+  Overrides breaks;
+  // Part of the rule's message.
+  const char* says;
+  // Part of the rule's help.
+  const char* helps;
+  // Overrides for which no rule reports an error.
+  Overrides keeps;
 };
 
-const std::vector<RuleCase>& layout_cases();  // world, batch and data, pipeline
-const std::vector<RuleCase>& model_cases();   // shapes, precision, optimizer, recomputation, run
-const std::vector<RuleCase>& moe_cases();     // experts
+// World, batch and data, pipeline.
+const std::vector<RuleCase>& layout_cases();
+// Shapes, precision, optimizer, recomputation, run.
+const std::vector<RuleCase>& model_cases();
+// Experts.
+const std::vector<RuleCase>& moe_cases();
 
 }  // namespace capstan::config::testing

@@ -500,7 +500,7 @@ const std::vector<RuleCase>& layout_cases() {
         "comm_overlap.batch_p2p_comm=false"},
        "`comm_overlap.batch_p2p_comm` has no effect",
        "remove it",
-       // What is derived with it is no setting of the user's.
+       // The user has not set the fields that are derived from the schedule.
        {"dist.world_size=2", "dist.pp=2", "dist.pipeline_schedule=zb_h1"}},
       {"deferred_embedding_needs_pipeline",
        {"comm_overlap.defer_embedding_wgrad_compute=true"},

@@ -78,7 +78,8 @@ TEST_CASE("both orders give the same samples from a cache; a damaged one is buil
   const auto cache = std::make_shared<const IndexCache>(directory / "cache");
   const CapstanOrder plain(range, 6, 5);
   const MegatronOrder megatron(range, 6, 5, 2000);
-  const int64_t count = plain.epoch_samples() + 50;  // into the second epoch
+  // Reaches into the second epoch.
+  const int64_t count = plain.epoch_samples() + 50;
   const auto expected = samples_of(plain, count, 6), expected_megatron = samples_of(megatron, 2000, 6);
   CHECK(samples_of(CapstanOrder(range, 6, 5, cache), count, 6) == expected);
   CHECK(samples_of(MegatronOrder(range, 6, 5, 2000, cache.get()), 2000, 6) == expected_megatron);

@@ -78,7 +78,8 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
     const PeftAdapter adapter = read_peft(kFormatFixtures / "adapters" / name);
     CHECK(adapter.config.fan_in_fan_out == transposed);
     const test::Fixture truth((kFormatFixtures / "adapters" / name / "merged.safetensors").string());
-    std::map<std::string, std::vector<float>> after;  // the file's tensors, [out, in]
+    // The file's tensors, [out, in].
+    std::map<std::string, std::vector<float>> after;
     for (const AdapterModule& module : adapter.modules) {
       CAPTURE(module.module);
       std::vector<float> weight = floats(base.files, module.module + ".weight"),

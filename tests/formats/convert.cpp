@@ -377,7 +377,8 @@ TEST_CASE("a tied model that brings a head of its own is refused when its weight
     fs::remove(copy.path / "model.safetensors");
     checkpoint::write_safetensors(checkpoint::real_file_system(), copy.path / "model.safetensors", tensors,
                                   {});
-    const auto model = ExternalModel::open("hf:" + copy.path.string());  // looks at no weight
+    // Does not read the weights.
+    const auto model = ExternalModel::open("hf:" + copy.path.string());
     CHECK(model->model().share_embeddings_and_output_weights);
     const std::string said = error_of([&] { model->parameters(model->model()); });
     if (differs)

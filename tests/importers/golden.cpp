@@ -59,7 +59,8 @@ TEST_CASE("files of each format give the recipe and the lists that are kept besi
   struct Case {
     const char* file;
     Format format;
-    bool complete;  // nothing is missing: `check` finds no error
+    // True if `check` finds no error.
+    bool complete;
   };
   constexpr Case cases[] = {
       {"gpt_small.sh", Format::megatron, true},

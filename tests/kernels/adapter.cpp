@@ -17,14 +17,14 @@ const kernels::Adapter& adapter() {
 double at(const Vec<double>& x, int64_t i) {
   return x[static_cast<size_t>(i)];
 }
-// 8-bit codes in an array of floats, whose guards are checked.
+// 8-bit codes in an array of floats, whose sentinels are checked.
 uint8_t* bytes(Array& x) {
   return reinterpret_cast<uint8_t*>(x.f32());
 }
 uint8_t byte(const Array& x, int64_t i) {
   return kernels::In(x).as<uint8_t>()[i];
 }
-Array room_for_bytes(int64_t n) {
+Array allocate_bytes(int64_t n) {
   return Array::zeros(DType::f32, (n + 3) / 4);
 }
 
@@ -129,7 +129,7 @@ TEST_CASE("NF4: codes are those of the nearest values, and their values come bac
     const auto expected = nf4_reference(x.rounded(), block);
     const auto blocks = static_cast<int64_t>(expected.scales.size());
     const auto stored =
-        run_kernel({room_for_bytes((n + 1) / 2), Array::zeros(DType::f32, blocks, NAN)},
+        run_kernel({allocate_bytes((n + 1) / 2), Array::zeros(DType::f32, blocks, NAN)},
                    [&](kernels::Context& c, Vec<Array>& out) {
                      Array values = x;
                      adapter().nf4_quantize(c, values.f32(), n, block, bytes(out[0]), out[1].f32());
@@ -164,7 +164,7 @@ TEST_CASE("NF4: regions of a matrix whose scales are quantized in turn") {
     const int64_t n = k.row_count * k.column_count, blocks = n / k.block,
                   all = k.rows * k.columns / k.block / kernels::kNf4NestedBlock + 1;
     const auto random_codes = random_ints(n / 2, 1, 256), random_scales = random_ints(blocks, 2, 256);
-    Array codes = room_for_bytes(n / 2), scales = room_for_bytes(blocks);
+    Array codes = allocate_bytes(n / 2), scales = allocate_bytes(blocks);
     for (int64_t i = 0; i < n / 2; ++i)
       bytes(codes)[i] = static_cast<uint8_t>(random_codes[static_cast<size_t>(i)]);
     for (int64_t i = 0; i < blocks; ++i)

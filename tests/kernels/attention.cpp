@@ -171,7 +171,8 @@ TEST_CASE("capped logits: masks, documents, dropout, caps that bind and caps tha
         check({});
       }
   AttentionShape a = attention_shape(1, 2, 16, 1, 140);
-  a.scale = 20;  // nearly all logits at the cap
+  // Nearly all logits reach the cap.
+  a.scale = 20;
   a.softcap = 30;
   check_attention(a, DType::f32, {}, 7, 0.5);
 }

@@ -153,7 +153,8 @@ TEST_CASE("shards of a sequence give the attention of the full sequence: load-ba
       }
       a.softcap = 0.8f;
       check();
-      a.v_dim = 11;  // narrower values than keys
+      // Values are narrower than keys.
+      a.v_dim = 11;
       check();
     }
 }

@@ -36,8 +36,9 @@ template <class T>
 Register packed(const Lanes<T>& lanes) {
   return std::bit_cast<Register>(lanes);
 }
+// Calls f(i) for every lane.
 template <class T, class F>
-Register each(const F& f) {  // f(i) for every lane
+Register each(const F& f) {
   Lanes<T> y;
   for (size_t i = 0; i < y.size(); ++i) y[i] = f(i);
   return packed<T>(y);
@@ -389,7 +390,8 @@ inline __m512 _mm512_sub_ps(const __m512& a, const __m512& b) {
 inline __m512 _mm512_mul_ps(const __m512& a, const __m512& b) {
   return emulated::map<float>(a, b, [](float x, float y) { return x * y; });
 }
-inline __m512 _mm512_max_ps(const __m512& a, const __m512& b) {  // the second one where either is NaN
+// The second operand where either is NaN.
+inline __m512 _mm512_max_ps(const __m512& a, const __m512& b) {
   return emulated::map<float>(a, b, [](float x, float y) { return x > y ? x : y; });
 }
 inline __m512 _mm512_fmadd_ps(const __m512& a, const __m512& b, const __m512& c) {
@@ -404,7 +406,8 @@ inline __m512 _mm512_roundscale_ps(const __m512& a, int how) {
   if (how != (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)) emulated::misuse("a rounding not emulated");
   return emulated::map<float>(a, a, [](float x, float) { return std::nearbyint(x); });
 }
-inline __m512 _mm512_scalef_ps(const __m512& a, const __m512& power) {  // a 2^floor(power)
+// a 2^floor(power).
+inline __m512 _mm512_scalef_ps(const __m512& a, const __m512& power) {
   return emulated::map<float>(a, power, [](float x, float y) {
     return std::isnan(x) || std::isnan(y) ? x + y : std::ldexp(x, static_cast<int>(std::floor(y)));
   });

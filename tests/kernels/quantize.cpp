@@ -59,7 +59,7 @@ kernels::BlockScales scales_on(Device& device, ScaleLayout layout, int64_t rows,
   return {layout, of_cpu ? kernels::ScaleOrder::row_major : kernels::ScaleOrder::tensor_core, rows, cols};
 }
 // Memory for these scales, filled with other bytes.
-Tensor room_for_scales(Device& device, const kernels::BlockScales& scales) {
+Tensor allocate_scales(Device& device, const kernels::BlockScales& scales) {
   const auto bytes =
       static_cast<size_t>(scales.elements() * size_of(kernels::block_scale_type(scales.layout)));
   return Tensor::from_host<uint8_t>(device, {static_cast<int64_t>(bytes)}, std::vector<uint8_t>(bytes, 0xAB));
@@ -82,13 +82,13 @@ std::vector<uint8_t> row_major(const Tensor& scale, const kernels::BlockScales& 
 }
 
 // Memory for the codes and scales of `name`; no scales: a layout without them.
-GemmOperand room_for(Device& device, const std::string& name, ScaleLayout layout, int64_t rows,
-                     int64_t cols) {
+GemmOperand allocate_operand(Device& device, const std::string& name, ScaleLayout layout, int64_t rows,
+                             int64_t cols) {
   GemmOperand x;
   x.layout = layout;
   x.values = bytes_like(device, quantized_fixture().values<uint8_t>(name + ".codes"));
   if (quantized_fixture().has(name + ".scale"))
-    x.scale = room_for_scales(device, scales_on(device, layout, rows, cols));
+    x.scale = allocate_scales(device, scales_on(device, layout, rows, cols));
   return x;
 }
 
@@ -116,8 +116,8 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
     tensor_scale =
         Tensor::from_host<float>(device, {2}, quantized_fixture().values<float>(name + ".tensor_scale"));
   const ScaleLayout layout = recipe.format.layout;
-  const GemmOperand rows = room_for(device, name + ".rows", layout, shape.rows, shape.cols),
-                    columns = room_for(device, name + ".columns", layout, shape.cols, shape.rows);
+  const GemmOperand rows = allocate_operand(device, name + ".rows", layout, shape.rows, shape.cols),
+                    columns = allocate_operand(device, name + ".columns", layout, shape.cols, shape.rows);
   const Tensor amax = Tensor::zeros(device, {1});
   launch(device, device.table().quantize->quantize, recipe.format,
          QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, rows, tensor_scale,
@@ -129,7 +129,7 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
   CHECK(amax.to_host<float>()[0] == largest);
 
   // One of the two alone.
-  const GemmOperand again = room_for(device, name + ".columns", layout, shape.cols, shape.rows);
+  const GemmOperand again = allocate_operand(device, name + ".columns", layout, shape.cols, shape.rows);
   launch(device, device.table().quantize->quantize, recipe.format,
          QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, GemmOperand(),
          tensor_scale, again, Tensor(), kernels::RoundingPosition{});
@@ -165,7 +165,7 @@ void check_codes_of_half(Device& device) {
     GemmOperand columns;
     columns.layout = format.layout;
     columns.values = Tensor::zeros(device, {kCols, kRows}, DType::f8e4m3);
-    columns.scale = room_for_scales(device, scales_on(device, format.layout, kCols, kRows));
+    columns.scale = allocate_scales(device, scales_on(device, format.layout, kCols, kRows));
     launch(device, device.table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x, Tensor(),
            GemmOperand(), Tensor(), columns, Tensor(), kernels::RoundingPosition{});
     return columns;
@@ -193,6 +193,17 @@ TEST_CASE_TEMPLATE("bf16 and fp16 have the codes of their fp32 values; a matrix 
 
 namespace {
 
+// Memory for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
+GemmOperand allocate_operand(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols) {
+  GemmOperand x;
+  x.layout = format.layout;
+  x.k = cols;
+  x.values = Tensor::zeros(device, {rows, cols}, DType::u8);
+  if (format.layout != ScaleLayout::tensor)
+    x.scale = allocate_scales(device, scales_on(device, format.layout, rows, cols));
+  return x;
+}
+
 // Codes and scales along rows and columns of values that depend on the seed, as bytes.
 std::vector<std::vector<uint8_t>> quantized_bytes(Device& device, const QuantizeFormat& format,
                                                   const QuantizeShape& shape, DType type) {
@@ -205,14 +216,8 @@ std::vector<std::vector<uint8_t>> quantized_bytes(Device& device, const Quantize
   launch(device, device.table().elementwise->cast, wide, x, shape.rows * shape.stride);
   const bool of_tensor = format.layout == ScaleLayout::tensor || format.layout == ScaleLayout::block_1x16;
   const bool has_blocks = format.layout != ScaleLayout::tensor;
-  const auto room = [&](int64_t rows, int64_t cols) {
-    GemmOperand result;
-    result.layout = format.layout;
-    result.values = Tensor::zeros(device, {rows * cols}, DType::u8);
-    if (has_blocks) result.scale = room_for_scales(device, scales_on(device, format.layout, rows, cols));
-    return result;
-  };
-  const GemmOperand rows = room(shape.rows, shape.cols), columns = room(shape.cols, shape.rows);
+  const GemmOperand rows = allocate_operand(device, format, shape.rows, shape.cols),
+                    columns = allocate_operand(device, format, shape.cols, shape.rows);
   const Tensor amax = Tensor::zeros(device, {1}), tensor_scale = of_tensor ? scale : Tensor();
   launch(device, device.table().quantize->quantize, format, shape, x, tensor_scale, rows, tensor_scale,
          columns, amax, kernels::RoundingPosition{philox_key(1, purpose::test, 3), 7});
@@ -281,7 +286,7 @@ TEST_CASE_TEMPLATE("stochastic rounding has the right expected value and keeps v
     GemmOperand rows;
     rows.layout = format.layout;
     rows.values = Tensor::zeros(*device, {kRows, kCols / 2}, DType::f4e2m1x2);
-    rows.scale = room_for_scales(*device, scales_on(*device, format.layout, kRows, kCols));
+    rows.scale = allocate_scales(*device, scales_on(*device, format.layout, kRows, kCols));
     launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
            tensor_scale, rows, Tensor(), GemmOperand(), Tensor(),
            kernels::RoundingPosition{philox_key(1, purpose::test, 2), call});
@@ -308,7 +313,8 @@ TEST_CASE_TEMPLATE("stochastic rounding has the right expected value and keeps v
 
 TEST_CASE_TEMPLATE("columns are transformed in blocks of 16 by the signed Hadamard matrix", D, EVERY_DEVICE) {
   const auto device = D::make(2);
-  constexpr int64_t kRows = 150, kCols = 21;  // nine blocks and six rows more
+  // Nine blocks and six more rows.
+  constexpr int64_t kRows = 150, kCols = 21;
   const int signs[16] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
   std::vector<float> values;
   for (int64_t i = 0; i < kRows * kCols; ++i)
@@ -430,17 +436,7 @@ TEST_CASE_TEMPLATE("delayed scaling follows Transformer Engine's update", D, EVE
 
 namespace {
 
-// Memory for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
-GemmOperand room_for(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols) {
-  GemmOperand x;
-  x.layout = format.layout;
-  x.k = cols;
-  x.values = Tensor::zeros(device, {rows, cols}, DType::u8);
-  if (format.layout != ScaleLayout::tensor)
-    x.scale = room_for_scales(device, scales_on(device, format.layout, rows, cols));
-  return x;
-}
-// Also of the gaps between the scales.
+// Compares the gaps between the scales too.
 void check_same(const GemmOperand& got, const GemmOperand& expected) {
   CHECK(bytes_of(got.values) == bytes_of(expected.values));
   if (expected.scale.defined()) CHECK(bytes_of(got.scale) == bytes_of(expected.scale));
@@ -457,10 +453,10 @@ Tensor normal_values(Device& device, int64_t count, uint32_t seed, DType type) {
   return x;
 }
 
-// write(y, second output) launches a norm or an activation with y [rows, cols].
+// write(y, quantized output) launches a norm or an activation with y [rows, cols].
 template <class Write>
-void check_second_output(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols, DType type,
-                         Write&& write) {
+void check_quantized_output(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols,
+                            DType type, Write&& write) {
   const Tensor alone = Tensor::zeros(device, {rows, cols}, type),
                y = Tensor::zeros(device, {rows, cols}, type);
   write(alone, QuantizedOutputTensors());
@@ -479,10 +475,11 @@ void check_second_output(Device& device, const QuantizeFormat& format, int64_t r
     QuantizedOutputTensors got{format, scale, {}, {}, maximum ? zero() : Tensor()};
     GemmOperand expected_rows, expected_columns;
     if (along_rows)
-      got.rows = room_for(device, format, rows, cols), expected_rows = room_for(device, format, rows, cols);
+      got.rows = allocate_operand(device, format, rows, cols),
+      expected_rows = allocate_operand(device, format, rows, cols);
     if (along_columns)
-      got.columns = room_for(device, format, cols, rows),
-      expected_columns = room_for(device, format, cols, rows);
+      got.columns = allocate_operand(device, format, cols, rows),
+      expected_columns = allocate_operand(device, format, cols, rows);
     write(y, got);
     CHECK(y.to_floats() == plain);
     launch(device, device.table().quantize->quantize, format, QuantizeShape{rows, cols, cols}, alone, scale,
@@ -495,7 +492,7 @@ void check_second_output(Device& device, const QuantizeFormat& format, int64_t r
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("norms and activations write the codes and the maximum of a second output", D,
+TEST_CASE_TEMPLATE("norms and activations write the codes and the maximum of a quantized output", D,
                    EVERY_DEVICE) {
   const QuantizeFormat formats[] = {
       {DType::f8e4m3, ScaleLayout::tensor},      {DType::f8e5m2, ScaleLayout::tensor},
@@ -517,18 +514,20 @@ TEST_CASE_TEMPLATE("norms and activations write the codes and the maximum of a s
         const Tensor x = normal_values(*device, 2 * rows * cols, seed++, from),
                      gamma = normal_values(*device, cols, seed++, from);
         for (const bool rms : {false, true})
-          check_second_output(
-              *device, format, rows, cols, type, [&](const Tensor& y, const QuantizedOutputTensors& second) {
+          check_quantized_output(
+              *device, format, rows, cols, type,
+              [&](const Tensor& y, const QuantizedOutputTensors& quantized) {
                 const kernels::NormRows layout{rows, cols, 1, 0, cols};
                 const Tensor mean = Tensor::zeros(*device, {rows}), rstd = Tensor::zeros(*device, {rows});
                 launch(*device, norm.forward_workspace(layout), norm.forward, rms, layout, x, none, none,
-                       gamma, 1.0f, rms ? none : gamma, 1e-5f, y, rms ? none : mean, rstd, second);
+                       gamma, 1.0f, rms ? none : gamma, 1e-5f, y, rms ? none : mean, rstd, quantized);
               });
         for (const bool gated : {false, true})
-          check_second_output(
-              *device, format, rows, cols, type, [&](const Tensor& y, const QuantizedOutputTensors& second) {
-                launch(*device, activation.forward_workspace(gated, false, cols), activation.forward,
-                       kernels::ActivationKind::silu, gated, x, none, y, rows, cols, second);
-              });
+          check_quantized_output(*device, format, rows, cols, type,
+                                 [&](const Tensor& y, const QuantizedOutputTensors& quantized) {
+                                   launch(*device, activation.forward_workspace(gated, false, cols),
+                                          activation.forward, kernels::ActivationKind::silu, gated, x, none,
+                                          y, rows, cols, quantized);
+                                 });
       }
 }

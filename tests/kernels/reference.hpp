@@ -103,11 +103,9 @@ Vec<S> norm(bool rms, const Vec<S>& x, const Vec<S>& gamma, double gamma_offset,
 
 // ---- activation
 
+using std::erf;
 // erf of a complex number near the real axis: erf(x) + i y erf'(x).
-inline double erf_of(double x) {
-  return std::erf(x);
-}
-inline Complex erf_of(Complex z) {
+inline Complex erf(Complex z) {
   return {std::erf(z.real()), z.imag() * 2.0 / std::sqrt(M_PI) * std::exp(-z.real() * z.real())};
 }
 template <class S>
@@ -115,7 +113,7 @@ S activate(kernels::ActivationKind kind, S x) {
   using Kind = kernels::ActivationKind;
   switch (kind) {
     case Kind::gelu:
-      return x * 0.5 * (1.0 + erf_of(x * std::sqrt(0.5)));
+      return x * 0.5 * (1.0 + erf(x * std::sqrt(0.5)));
     case Kind::gelu_tanh:
       return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
     case Kind::silu:
@@ -292,7 +290,8 @@ inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qk
                out_at = static_cast<size_t>((row * a.heads() + h) * a.v_dim);
     const auto qk = static_cast<size_t>(a.qk_dim), width = static_cast<size_t>(a.v_dim),
                n = static_cast<size_t>(high - low);
-    const auto head_of = [&](size_t j) {  // of key low + j, among key and value heads
+    // The head of key low + j, among key and value heads.
+    const auto head_of = [&](size_t j) {
       return static_cast<size_t>((b * a.seq + low) * a.groups + h / a.heads_per_group) +
              j * static_cast<size_t>(a.groups);
     };

@@ -74,8 +74,9 @@ inline Vec<int64_t> dropout_rows(int64_t n) {
   return ids;
 }
 
+// An allocator of memory that begins with a cache line.
 template <class T>
-struct CacheLines {  // an allocator
+struct CacheLines {
   using value_type = T;
   static constexpr std::align_val_t kLine{64};
   CacheLines() = default;
@@ -86,17 +87,17 @@ struct CacheLines {  // an allocator
   bool operator==(const CacheLines&) const { return true; }
 };
 
-// An fp32, bf16 or fp16 array with guard elements after it: a kernel that writes past its end is found. It
-// begins with a cache line (`aligned`), else 16 bytes after one. rounded(): what the kernel reads, as
-// doubles.
+// An fp32, bf16 or fp16 array with sentinel elements after it, which find a kernel that writes past its end.
+// It begins with a cache line (`aligned`), else 16 bytes after one. rounded(): the values that the kernel
+// reads, as doubles.
 class Array {
  public:
   using Bytes = std::vector<char, CacheLines<char>>;
   Array() = default;
   Array(DType dtype, const Vec<double>& values, bool aligned = false)
       : dtype_(dtype), n_(values.size()), shift_(aligned ? 0 : 16) {
-    bytes_.resize(shift_ + (n_ + kGuard) * static_cast<size_t>(size_of(dtype)));
-    for (size_t i = 0; i < n_ + kGuard; ++i) set(i, i < n_ ? values[i] : kMark);
+    bytes_.resize(shift_ + (n_ + kSentinels) * static_cast<size_t>(size_of(dtype)));
+    for (size_t i = 0; i < n_ + kSentinels; ++i) set(i, i < n_ ? values[i] : kSentinel);
   }
   static Array zeros(DType dtype, int64_t n, double value = 0) {
     return {dtype, Vec<double>(static_cast<size_t>(n), value)};
@@ -110,15 +111,16 @@ class Array {
     return values;
   }
   const Bytes& bytes() const { return bytes_; }
-  bool guard_intact() const {
-    for (size_t i = n_; i < n_ + kGuard; ++i)
-      if (get(i) != kMark) return false;
+  bool sentinels_intact() const {
+    for (size_t i = n_; i < n_ + kSentinels; ++i)
+      if (get(i) != kSentinel) return false;
     return true;
   }
 
  private:
-  static constexpr size_t kGuard = 64;
-  static constexpr double kMark = 768;  // exact in bf16 and fp16
+  static constexpr size_t kSentinels = 64;
+  // Exact in bf16 and fp16.
+  static constexpr double kSentinel = 768;
   char* data() { return bytes_.data() + shift_; }
   const char* data() const { return bytes_.data() + shift_; }
   void set(size_t i, double v) {
@@ -139,36 +141,36 @@ class Array {
   Bytes bytes_;
 };
 
-// The launch of a kernel: threads, and a workspace of `bytes`, with guard bytes after it. Fails the test if a
-// kernel reports an error and the test does not take it.
+// The launch of a kernel: threads, and a workspace of `bytes`, with sentinel bytes after it. Fails the test
+// if a kernel reports an error and the test does not take it.
 class Launch {
  public:
   explicit Launch(int threads, size_t bytes = workspace_bytes())
-      : pool_(threads), bytes_(bytes), memory_(take_memory(bytes + kGuard)) {
+      : pool_(threads), bytes_(bytes), memory_(take_memory(bytes + kSentinels)) {
     spoil(0xff);
-    std::memset(memory_.data() + bytes, kMark, kGuard);
+    std::memset(memory_.data() + bytes, kSentinel, kSentinels);
     context_ = {&pool_, nullptr, {reinterpret_cast<std::byte*>(memory_.data()), bytes}, &error_};
   }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch() {
     CHECK(error_.file == nullptr);
-    CHECK(guard_intact());
+    CHECK(sentinels_intact());
     kept_memory().push_back(std::move(memory_));
   }
   kernels::Context& context() const { return context_; }
   // 0xff: NaNs.
   void spoil(int byte) { std::memset(memory_.data(), byte, bytes_); }
-  bool guard_intact() const {
+  bool sentinels_intact() const {
     for (size_t i = bytes_; i < memory_.size(); ++i)
-      if (memory_[i] != kMark) return false;
+      if (memory_[i] != kSentinel) return false;
     return true;
   }
   kernels::KernelError take_error() { return std::exchange(error_, {}); }
 
  private:
-  static constexpr size_t kGuard = 256;
-  static constexpr char kMark = 0x5A;
+  static constexpr size_t kSentinels = 256;
+  static constexpr char kSentinel = 0x5A;
   // The memory of ended launches: to map new pages takes longer than most kernels of the tests.
   using Memory = std::vector<char, CacheLines<char>>;
   static std::vector<Memory>& kept_memory() {
@@ -214,7 +216,7 @@ Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
     body(launch.context(), mine);
     for (size_t i = 0; i < mine.size(); ++i) {
       INFO("output ", i, " with ", threads, " threads", zeros ? " and zeros in the workspace" : "");
-      CHECK(mine[i].guard_intact());
+      CHECK(mine[i].sentinels_intact());
       if (!first.empty()) CHECK(mine[i].bytes() == first[i].bytes());
     }
     if (first.empty()) first = std::move(mine);

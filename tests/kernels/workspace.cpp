@@ -515,7 +515,8 @@ TEST_CASE("a kernel stays within the workspace that its family declares, and ref
         return outputs[i].bytes() == kernel.outputs[i].bytes();
       };
       {
-        Launch enough(threads, bytes);  // its end checks the guard bytes
+        // Its destructor checks the sentinel bytes.
+        Launch enough(threads, bytes);
         Vec<Array> outputs = kernel.outputs;
         kernel.run(enough.context(), outputs);
         CHECK(!untouched(outputs, 0));

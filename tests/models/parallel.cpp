@@ -41,7 +41,8 @@ std::vector<config::ModelConfig> models_for(int ranks) {
   }
   for (const size_t i : {1, 5, 6}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
   for (const size_t i : {7, 8}) models[i].num_query_groups = 12;
-  models[3].padded_vocab_size = 720;  // most ranks hold nothing but padding
+  // Most ranks hold padding only.
+  models[3].padded_vocab_size = 720;
   return models;
 }
 
@@ -73,7 +74,8 @@ using Gradients = std::map<std::string, std::vector<float>>;
 struct Step {
   double loss = 0;
   std::vector<float> per_token;
-  Gradients gradients;  // full tensors
+  // Unsharded gradients.
+  Gradients gradients;
 };
 
 Tensor one(Device& device) {

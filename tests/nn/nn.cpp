@@ -306,7 +306,7 @@ TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
     for (const nn::Linear& linear : linears) {
       Tape tape(context);
       const Var x = tape.input("x", Tensor::from_host<float>(*device, {kRows, kWidth}, ones));
-      const auto y = linear.forward_without_bias(tape, x, tokens).value;
+      const auto y = linear.forward(tape, x, tokens, nn::Linear::Bias::by_caller).value;
       const auto values = y.to_floats();
       const auto columns = static_cast<size_t>(y.shape()[1]);
       for (size_t first = 0; first < columns; first += kWidth) {

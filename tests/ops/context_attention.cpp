@@ -118,7 +118,8 @@ const std::vector<Way>& ways() {
 }
 
 struct Case {
-  int64_t groups = 1, per_group = 1, d = 8, batch = 1, chunk = 4;  // a sequence is 2 * ranks chunks
+  // A sequence has 2 * ranks chunks.
+  int64_t groups = 1, per_group = 1, d = 8, batch = 1, chunk = 4;
   int64_t window = 0;
   bool causal = true, documents = false;
   float dropout = 0;
@@ -330,7 +331,8 @@ TEST_CASE("a rank holds its chunk from the front and its chunk from the back") {
         const auto rows = ops::context_rows(n, r, seq);
         CHECK(rows.rows() == seq / n);
         CHECK(rows.segments[0].begin == r * chunk);
-        int64_t pairs = 0;  // what a causal rank computes
+        // The pairs of query and key that a causal rank computes.
+        int64_t pairs = 0;
         for (const auto& segment : rows.segments)
           for (int64_t i = segment.begin; i < segment.end(); ++i)
             ++seen[static_cast<size_t>(i)], pairs += i + 1;
@@ -503,14 +505,16 @@ TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is co
   }
   CHECK(Counting::order == forward + backward + "w");
   const auto named = [&](char phase, const std::string& what) {
-    std::vector<std::pair<double, double>> found;  // begin, end
+    // Begin and end.
+    std::vector<std::pair<double, double>> found;
     for (const TapeEvent& e : recorder.events)
       if (e.phase == phase && e.nested && e.name.find(what) != std::string::npos)
         found.emplace_back(e.end_seconds - e.self_seconds, e.end_seconds);
     return found;
   };
   const auto n = static_cast<size_t>(ranks());
-  const auto keys = named('C', "send keys");  // of the forward pass, then of the backward pass
+  // Those of the forward pass, then those of the backward pass.
+  const auto keys = named('C', "send keys");
   const auto gradients = named('C', "send gradients");
   REQUIRE(keys.size() == 2 * (n - 1));
   REQUIRE(gradients.size() == n - 1);

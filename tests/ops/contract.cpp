@@ -273,7 +273,8 @@ TEST_CASE_TEMPLATE(
 
   const int64_t rows_of_all = kRows * group.size();
   std::vector<Plain> expected;
-  std::vector<std::vector<float>> inputs;  // of all ranks, by micro-batch
+  // Inputs of all ranks, by micro-batch.
+  std::vector<std::vector<float>> inputs;
   for (uint64_t micro = 0; micro < 2; ++micro) {
     inputs.push_back(numbers(static_cast<size_t>(rows_of_all * kIn), 10 + micro));
     expected.push_back(plain_step(w1, w2, inputs.back()));
@@ -317,7 +318,8 @@ TEST_CASE_TEMPLATE(
       if (delay) {
         CHECK(first.pending_weight_gradients() == 2);
         CHECK(store.ready(0) + store.ready(1) == 0);
-        second.run_weight_gradients();  // in another order than backward ran
+        // In another order than backward ran.
+        second.run_weight_gradients();
         CHECK(store.ready(0) + store.ready(1) == 0);
         first.run_weight_gradients();
       }

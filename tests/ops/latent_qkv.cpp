@@ -41,7 +41,8 @@ V packed(const ops::LatentHeads& h, const V& q, const V& kv, const V& k_rope, co
                       : b * angles.cosines[at] + a * angles.sines[at];
   };
   V result;
-  const int64_t width = std::max(h.qk_dim(), h.value_dim);  // of each packed head
+  // Width of each packed head.
+  const int64_t width = std::max(h.qk_dim(), h.value_dim);
   for (int64_t token = 0; token < static_cast<int64_t>(positions.size()); ++token)
     for (int64_t head = 0; head < h.heads; ++head) {
       const int64_t of_q = (token * h.heads + head) * h.qk_dim(),

@@ -66,8 +66,10 @@ struct OpCase {
   std::vector<Value> inputs, parameters;
   DType type = DType::f32;
   double tolerance = 1e-5;
-  std::vector<bool> used_outputs;             // which outputs get a gradient; empty: all
-  std::vector<Vec<double>> output_gradients;  // given instead of random ones
+  // For each output, whether it gets a gradient; empty: all do.
+  std::vector<bool> used_outputs;
+  // Gradients of the outputs that replace the random ones; empty: random.
+  std::vector<Vec<double>> output_gradients;
   bool recomputable = true;
 };
 

@@ -88,7 +88,8 @@ TEST_CASE("groups of heads: full ones, or one shared by several ranks") {
     }
     for (const int owner : owners) CHECK(owner == 1);
   }
-  const Shard second = shard_of("qkv", shape, groups, {.tensor = {3, 6}});  // the second half of group 1
+  // The second half of group 1.
+  const Shard second = shard_of("qkv", shape, groups, {.tensor = {3, 6}});
   CHECK(ranges(second) == Ranges{{16, 4}, {20, 4}});
   CHECK(second.segments[1].replicas == 2);
   CHECK(second.segments[1].replica == 1);

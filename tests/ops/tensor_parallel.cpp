@@ -71,11 +71,11 @@ struct Case {
   // Column-parallel; else row-parallel.
   bool column, sequence, trainable, delayed;
 };
-// This rank's part of the result that a layer computes from unsharded matrices.
-struct Part {
+// This rank's shards of the matrices that an unsharded layer reads and computes.
+struct LayerShards {
   Matrix x, dy, y, dx, dw;
 };
-Part expected_part(const Case& c, const Matrix& x, const Matrix& w, const Matrix& dy) {
+LayerShards expected_shards(const Case& c, const Matrix& x, const Matrix& w, const Matrix& dy) {
   const auto rows = [&](const Matrix& m) { return c.sequence ? m.my_rows() : m; };
   const Matrix y = product(x, w), dx = product(dy, w.transposed()),
                dw = product(dy.transposed(), x.transposed());
@@ -91,7 +91,8 @@ void check_layer(Device& device, const Case& c, int64_t splits, uint64_t seed) {
   comm::Communicator& group = world().communicator();
   const int64_t rows = kRows * group.size();
   const Matrix w = integers(kOut, kIn, seed);
-  const Part part = expected_part(c, integers(rows, kIn, seed + 1), w, integers(rows, kOut, seed + 2));
+  const LayerShards expected =
+      expected_shards(c, integers(rows, kIn, seed + 1), w, integers(rows, kOut, seed + 2));
 
   const ParamSpec spec{
       .name = "w", .shape = {kOut, kIn}, .sharding = {ShardingAxis::tensor, c.column ? 0 : 1}};
@@ -108,15 +109,15 @@ void check_layer(Device& device, const Case& c, int64_t splits, uint64_t seed) {
     return Tensor::from_host<float>(device, {m.rows, m.columns}, m.values);
   };
   const ops::TensorParallel parallel{&group, c.sequence, splits};
-  const Var x = tape.input("x", upload(part.x), true);
+  const Var x = tape.input("x", upload(expected.x), true);
   const Var y = c.column ? ops::column_linear(tape, x, weight, nullptr, parallel)
                          : ops::row_linear(tape, x, weight, parallel);
-  CHECK((y.value.to_floats() == part.y.values));
+  CHECK((y.value.to_floats() == expected.y.values));
   tape.output("y", y);
-  tape.backward({{"y", upload(part.dy)}}, {.delay_weight_gradients = c.delayed});
+  tape.backward({{"y", upload(expected.dy)}}, {.delay_weight_gradients = c.delayed});
   tape.run_weight_gradients();
-  CHECK((tape.input_gradient("x").to_floats() == part.dx.values));
-  if (c.trainable) CHECK((store.gradient(weight).to_floats() == part.dw.values));
+  CHECK((tape.input_gradient("x").to_floats() == expected.dx.values));
+  if (c.trainable) CHECK((store.gradient(weight).to_floats() == expected.dw.values));
   CHECK(store.pins == 0);
 }
 
@@ -186,7 +187,7 @@ void check_adapted_layer(Device& device, const AdaptedLayer& layer, uint64_t see
   tokens.batch = 1;
   tokens.seq = rows;
   const Var in = tape.input("x", upload(layer.of_input(x)), true),
-            out = linear.forward_without_bias(tape, in, tokens);
+            out = linear.forward(tape, in, tokens, nn::Linear::Bias::by_caller);
   CHECK((out.value.to_floats() == layer.of_output(product(x, sum)).values));
   tape.output("y", out);
   tape.backward({{"y", upload(layer.of_output(dy))}});

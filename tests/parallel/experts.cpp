@@ -186,7 +186,8 @@ class Run {
     train::initialize_parameters(store_, seed, device_->host_threads());
   }
 
-  // One training step. acquired: what acquire() returns in the forward pass, in full; null: not checked.
+  // One training step. acquired: the unsharded parameters that acquire() returns in the
+  // forward pass; null: not checked.
   kernels::StepValues step(const Values* acquired = nullptr) {
     ++steps_;
     store_.zero_gradients(steps_);
@@ -204,7 +205,7 @@ class Run {
     return totals_.read();
   }
 
-  // What acquire() returns, of a rank that holds full parameters.
+  // The parameters as acquire() returns them, on a rank that holds them unsharded.
   Values values() {
     Values all;
     for (const auto& parameter : parameters_) {

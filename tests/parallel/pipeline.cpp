@@ -62,7 +62,8 @@ class Counting final : public StageComputation {
 
  private:
   bool last(int64_t stage) const { return stage + 1 == shape_.ranks * shape_.chunks; }
-  Shape shape_of(int64_t m) const { return {rows_ + m % 3 * 6, 5}; }  // micro-batches of different lengths
+  // Micro-batches have different lengths.
+  Shape shape_of(int64_t m) const { return {rows_ + m % 3 * 6, 5}; }
   Tensor numbers(int64_t m, int64_t first) {
     std::vector<float> values(static_cast<size_t>(shape_of(m).elements()));
     for (size_t i = 0; i < values.size(); ++i)
@@ -153,8 +154,9 @@ TEST_CASE("a stage computes on while two tensors that it has sent are not receiv
   comm::Communicator& stages = world().communicator();
   if (stages.size() != 2) return;
   // The first stage computes its third micro-batch before the second stage receives anything.
-  struct Ahead final : StageComputation {
-    Ahead(Counting& counting, Device& on, comm::Communicator& all) : work(counting), device(on), group(all) {}
+  struct SendsBeforeReceives final : StageComputation {
+    SendsBeforeReceives(Counting& counting, Device& on, comm::Communicator& all)
+        : work(counting), device(on), group(all) {}
     Tensor make_hidden_states(int64_t m) override { return work.make_hidden_states(m); }
     Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
       const Tensor sent = work.forward(m, c, hidden_states);
@@ -184,7 +186,7 @@ TEST_CASE("a stage computes on while two tensors that it has sent are not receiv
   });
   const PipelineShape shape{.ranks = 2, .micro_batches = 4, .order = PipelineSchedule::gpipe};
   Counting counting(*device, shape, stages.rank(), 6);
-  Ahead work(counting, *device, stages);
+  SendsBeforeReceives work(counting, *device, stages);
   if (stages.rank() == 1) stages.barrier();
   run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], pipeline_comm(mesh, {}), work);
   CHECK(counting.backwards == 4);

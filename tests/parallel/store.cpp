@@ -148,7 +148,8 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
       config.model.num_layers = 4;
       config.model.ffn_hidden_size = 72;
       config.model.num_attention_heads = 8;
-      config.model.num_query_groups = llama ? 2 : 8;  // fewer than four tensor-parallel ranks
+      // Fewer groups than four tensor-parallel ranks.
+      config.model.num_query_groups = llama ? 2 : 8;
       config.model.hidden_size = 64;
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;

@@ -29,7 +29,8 @@ config::Config store_config(int64_t ranks, int64_t micro_batches, bool llama = t
   c.train.device = device_kind(D::type);
   c.model.num_layers = 3;
   c.model.ffn_hidden_size = 70;
-  c.optimizer.adam_eps = 1e-4;  // no gradient is so small that its rounding decides the update
+  // So large that no update depends on the rounding of a small gradient.
+  c.optimizer.adam_eps = 1e-4;
   c.train.micro_batch_size = 1;
   c.train.global_batch_size = ranks * micro_batches;
   return c;

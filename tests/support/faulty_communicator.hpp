@@ -16,7 +16,8 @@ enum class Fault {
   late,
   // The rank does not take part in it, and goes on as if it had.
   lost,
-  wrong_size,  // it asks for fewer bytes
+  // The rank asks for fewer bytes.
+  wrong_size,
 };
 
 class FaultyCommunicator final : public comm::Communicator {

@@ -102,7 +102,8 @@ class SimpleStore : public ParamStore {
   }
   Tensor gradient(const Parameter& parameter) override { return at(parameter).gradient; }
 
-  int pins = 0;  // acquired and not released
+  // Number of calls of acquire() without release().
+  int pins = 0;
   // Gradients in the order in which they became ready.
   std::vector<std::string> ready;
 

@@ -200,7 +200,8 @@ TEST_CASE("checked device: without the wait for its event a copy to the host has
     device->start_copy_to_host(seen.data(), x.address(), x.bytes(), queue);
     const auto event = device->record(queue);
     CHECK(!event->done());
-    for (const float value : seen) CHECK(std::isnan(value));  // who reads now does not read on unnoticed
+    // A read before the wait gets NaN, which a test notices.
+    for (const float value : seen) CHECK(std::isnan(value));
     event->wait();
     CHECK(event->done());
     CHECK(seen == counting(n));

@@ -1,4 +1,4 @@
-// Every way in which the host waits for a device counts, and nothing else: for a new device of any kind.
+// Checks that Device::host_waits() counts each wait of the host, and no other call.
 #pragma once
 
 #include <doctest/doctest.h>

@@ -28,7 +28,8 @@ using namespace capstan;
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr bool kOwnBlocks = true;  // from the heap, whose bounds the sanitizer watches
+// Blocks are from the heap, whose bounds the sanitizer checks.
+constexpr bool kOwnBlocks = true;
 #else
 constexpr bool kOwnBlocks = false;
 #endif
@@ -289,8 +290,10 @@ TEST_CASE("the block allocator against a map of bytes: best fit, no overlap, all
     CAPTURE(seed);
     std::mt19937_64 random(seed);
     BlockAllocator allocator(64);
-    std::vector<int> owner;                         // of each byte; 0: free
-    std::vector<std::pair<int64_t, int64_t>> held;  // offset, size
+    // Owner of each byte; 0: free.
+    std::vector<int> owner;
+    // Offset and size.
+    std::vector<std::pair<int64_t, int64_t>> held;
     const auto free_runs = [&] {
       std::vector<std::pair<int64_t, int64_t>> runs;
       for (size_t i = 0; i < owner.size(); ++i) {

@@ -58,7 +58,8 @@ TEST_CASE("tokenizer.json: errors name the problem and its location") {
 
   struct Row {
     const char* pointer;
-    const char* value;  // JSON; empty: the member is removed
+    // JSON; empty: the member is removed.
+    const char* value;
     const char* says;
   };
   const Row rows[] = {

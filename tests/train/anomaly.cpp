@@ -229,7 +229,8 @@ TEST_CASE("what is not finite is located: parameter, first operation, first grad
     const auto config = tiny_config(true, world().size());
     Running r(config);
     r.step();
-    const bool here = world().rank() == world().size() - 1;  // one bad rank is enough
+    // One faulty rank is enough.
+    const bool here = world().rank() == world().size() - 1;
     if (here) poison(r, place);
     const auto before = r.runner.optimizer().steps();
     try {
@@ -409,7 +410,7 @@ config::Config config_with_spikes(SpikeAction action) {
 }  // namespace
 
 TEST_CASE("a spike without a checkpoint to return to is a step like one that is skipped") {
-  struct Seen {
+  struct ReportedSteps {
     std::vector<int64_t> steps, skipped;
     std::vector<double> losses;
   };
@@ -419,7 +420,7 @@ TEST_CASE("a spike without a checkpoint to return to is a step like one that is 
     auto config = config_with_spikes(action);
     config.checkpoint.save_interval = 1000;
     const fs::path path = root.path() / config::enum_name(action);
-    Seen seen;
+    ReportedSteps seen;
     train_in(path, config, false, sink, [&](const StepReport& report) {
       seen.steps.push_back(report.step);
       if (report.update_skipped) seen.skipped.push_back(report.step);
@@ -431,11 +432,11 @@ TEST_CASE("a spike without a checkpoint to return to is a step like one that is 
     seen.losses = rows.losses;
     return seen;
   };
-  const Seen skip = run(SpikeAction::skip);
+  const ReportedSteps skip = run(SpikeAction::skip);
   REQUIRE(skip.skipped.size() > 0);
   REQUIRE(skip.steps.size() == 24);
   for (size_t i = 0; i < 24; ++i) CHECK(skip.steps[i] == static_cast<int64_t>(i + 1));
-  const Seen rewind = run(SpikeAction::rewind);
+  const ReportedSteps rewind = run(SpikeAction::rewind);
   CHECK(rewind.steps == skip.steps);
   CHECK(rewind.skipped == skip.skipped);
   CHECK(rewind.losses == skip.losses);

@@ -83,7 +83,8 @@ class Shared {
   }
 
  private:
-  std::unique_ptr<test::TemporaryDirectory> directory_;  // rank 0
+  // Null on other ranks than rank 0.
+  std::unique_ptr<test::TemporaryDirectory> directory_;
   fs::path path_;
   std::atomic<int64_t>* counter_ = nullptr;
 };
@@ -102,8 +103,10 @@ std::string train_in(const fs::path& run, const config::Resolution& resolution, 
 struct Saving {
   bool async;
   config::Resolution resolution;
-  std::vector<double> expected;  // losses
-  int64_t operations = 0;        // of all ranks
+  // Losses.
+  std::vector<double> expected;
+  // Number of operations of all ranks.
+  int64_t operations = 0;
 
   Saving(Shared& shared, bool asynchronous)
       : async(asynchronous),

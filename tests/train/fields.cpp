@@ -142,7 +142,8 @@ struct Notes final : ProgressSink {
     return action.sa_handler;
   }
   std::string all;
-  Handler before = handler();  // doctest's
+  // doctest's handler.
+  Handler before = handler();
   bool handled = false;
 };
 

@@ -10,29 +10,41 @@ using Overrides = std::vector<std::string>;
 
 // The result that is computed from two recipes and compared.
 enum class View {
-  // losses, gradient norms, learning rates, skips and events of five steps, validation loss; device, threads
+  // Losses, gradient norms, learning rates, skips and events of five steps, validation loss; device, threads.
   run,
-  model,   // names, shapes and distribution of the initial values of the parameters
-  wiring,  // the rank grid, stages, pipeline shape, store options, tensor-parallel splits
-  memory,  // what a step holds and sends, of the first and the last rank
-  data,    // the three datasets: how many rows, which, with masks; how they are read
-  tokens,  // ids of a text, the end of a document, a conversation
-  // a run from its start: outcome, files, lines, rows of the metrics; while it runs: the action of SIGTERM
+  // Names, shapes and distribution of the initial values of the parameters.
+  model,
+  // The rank grid, stages, pipeline shape, store options, tensor-parallel splits.
+  wiring,
+  // Memory held and bytes sent in a step, of the first and the last rank.
+  memory,
+  // The three datasets: number and contents of rows, with masks, and the way they are read.
+  data,
+  // Ids of a text, the end of a document, a conversation.
+  tokens,
+  // A run from its start: outcome, files, lines, rows of the metrics; while it runs: the action of SIGTERM.
   files,
-  resume,  // four steps by the plain recipe, then continued by this one: learning rates, or the refusal
-  shown,   // the recipe as shown; only for what is nothing but a text about the recipe
+  // Four steps by the plain recipe, continued by this one: learning rates, or the refusal.
+  resume,
+  // The recipe as shown, for fields that are only a text about the recipe.
+  shown,
 };
 
 struct Proof {
   enum class Kind {
-    changes,  // `base`, and `base` with the value (and `when`, read only beside it), differ in `view`
-    refused,  // train refuses the value by the name of this field
-    // C0604 or C0606 on this field; with `when` it is read, and train refuses a field of `when` by name
+    // `base`, and `base` with the value (and `when`, read only beside it), differ in `view`.
+    changes,
+    // train refuses the value and names this field.
+    refused,
+    // C0604 or C0606 on this field; with `when` it is read, and train refuses a field of `when` by name.
     idle,
-    ruled,   // an error of the rule `rule` on the value
-    warned,  // a warning of the rule `rule` on the value, which changes nothing
-    allows,  // without the value the rule `rule` refuses the recipe
-    // read outside the trainer; a test case of the file `rule` that begins with `value` compares two runs
+    // The rule `rule` has an error on the value.
+    ruled,
+    // The rule `rule` warns of the value, which changes nothing.
+    warned,
+    // Without the value the rule `rule` refuses the recipe.
+    allows,
+    // Read outside the trainer; a test case of the file `rule` that begins with `value` compares two runs.
     elsewhere,
   };
   Kind kind;

@@ -39,7 +39,8 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }  // namespace
 
 TEST_CASE("fp16 learns as fp32 does, with FP8 GEMMs too") {
-  constexpr int64_t kSteps = test::kSanitized ? 10 : 60;  // ten are the least of last_losses
+  // last_losses needs at least ten steps.
+  constexpr int64_t kSteps = test::kSanitized ? 10 : 60;
   const std::vector<std::string> wide = {"model.hidden_size=64", "model.ffn_hidden_size=160",
                                          "model.kv_channels=16", "train.train_iters=60", kScale + "4096"};
   const auto expected =

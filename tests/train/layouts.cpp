@@ -103,10 +103,12 @@ config::Config resolve(const std::string& recipe, const std::string& overrides, 
   return resolution.config;
 }
 
-constexpr double kScalars = 200;  // bytes of losses and norms in a step
+// Bytes of losses and norms in a step.
+constexpr double kScalars = 200;
 
 struct Run {
-  std::vector<double> trace;  // loss and gradient norm of each step
+  // Loss and gradient norm of each step.
+  std::vector<double> trace;
   fs::path checkpoint;
 };
 // How far an estimate may be from what a step uses and sends, as a fraction.

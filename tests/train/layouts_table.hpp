@@ -5,7 +5,8 @@ namespace capstan::test {
 
 struct Layout {
   int ranks;
-  bool fast;  // taken without CAPSTAN_EVERY_LAYOUT too
+  // Tested without CAPSTAN_EVERY_LAYOUT too.
+  bool fast;
   const char *recipe, *overrides;
 };
 

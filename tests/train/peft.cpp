@@ -32,7 +32,8 @@ constexpr int64_t kSequence = 13;
 struct Case {
   const char *adapter, *base;
   config::PeftScheme scheme;
-  bool trains = true;  // alike: all modules have one rank and scale
+  // True if all modules have one rank and one scale, so that the adapter can be trained on.
+  bool trains = true;
 };
 constexpr Case kCases[] = {{"lora", "llama", config::PeftScheme::canonical_lora},
                            {"rslora_all", "llama", config::PeftScheme::canonical_lora},
@@ -113,7 +114,8 @@ Trained train_steps(const Case& c, comm::World& on, const config::Resolution& re
   plan.root = root;
   plan.base = base.hash;
   plan.recipe = config::resolved_recipe(recipe);
-  plan.assets = BaseModel::open(base_of(c)).assets();  // its config.json says how PEFT names the modules
+  // Its config.json determines the names of modules in PEFT.
+  plan.assets = BaseModel::open(base_of(c)).assets();
   if (on.rank() == 0) fs::create_directories(root);
   on.communicator().barrier();
   result.checkpoint = save_state(on, plan, runner.state(), runner.store(), runner.optimizer());

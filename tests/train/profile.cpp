@@ -320,7 +320,8 @@ static void check_trace(config::DeviceKind device) {
   trace.write(file);
   const auto json = capstan::json_of(read_file(file));
   std::filesystem::remove(file);
-  std::map<int, double> ends;  // by lane: nothing overlaps
+  // The end of the last event of each lane, in which events do not overlap.
+  std::map<int, double> ends;
   double traced = 0;
   size_t count = 0;
   for (const auto& event : json["traceEvents"]) {

@@ -38,9 +38,11 @@ TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time i
         .memory.peak_by_category[kParameters];
   };
   const int64_t plain = taken(config::BaseQuantization::none, false);
-  const int64_t rest = plain - 4 * weights;  // embeddings, norms, adapters
+  // Embeddings, norms, adapters.
+  const int64_t rest = plain - 4 * weights;
   const int64_t codes = weights / 2;
-  const int64_t rounding = 6 * 4 * 1024;  // of allocations
+  // Bytes by which allocations are rounded up.
+  const int64_t rounding = 6 * 4 * 1024;
   for (const bool two_stage : {false, true}) {
     const int64_t scales = two_stage ? weights / 32 + 4 * weights / 32 / 256 : 4 * weights / 32;
     const int64_t quantized = taken(config::BaseQuantization::nf4, two_stage);

@@ -1,4 +1,5 @@
-// What a step reports of its routers: loads of the experts and losses, over all micro-batches and ranks.
+// The metrics that a step reports of its routers: loads of the experts and losses, over all micro-batches and
+// ranks.
 #include <doctest/doctest.h>
 
 #include <algorithm>

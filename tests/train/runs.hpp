@@ -44,7 +44,8 @@ inline train::RunOptions run_options(const config::Resolution& resolution,
 // Collects the reports of a run, without status lines.
 struct Report final : train::ProgressSink {
   std::vector<std::string> lines, warnings;
-  std::string all;  // both, in their order
+  // Both, in their order.
+  std::string all;
   std::function<void(const std::string&)> on_warning = [](const std::string&) {};
   void line(const std::string& text) override {
     lines.push_back(text);

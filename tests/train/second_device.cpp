@@ -157,7 +157,8 @@ class QueuedSlabDevice : public SlabDevice {
     start_copy_to_host(to, from, bytes, Queue::compute);
     record(Queue::compute)->wait();
   }
-  int64_t copies_started = 0;  // to the device
+  // Number of copies to the device.
+  int64_t copies_started = 0;
   void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
     ++copies_started;
     count_copy(Queue::host_to_device, bytes);

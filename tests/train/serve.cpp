@@ -95,7 +95,8 @@ LoadedModel loaded(const fs::path& checkpoint, const std::string& overrides, com
 
 struct Answers {
   std::vector<int32_t> greedy;
-  std::vector<float> logits;  // of every token of `greedy`
+  // Logits of every token of `greedy`.
+  std::vector<float> logits;
   std::vector<double> logprobs;
   std::string likeliest, drawn;
   double loss = 0;

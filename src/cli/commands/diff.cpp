@@ -19,7 +19,7 @@ OrderedJson as_json(const std::vector<config::Change>& changes) {
   auto json = OrderedJson::array();
   for (const auto& c : changes)
     json.push_back({{"path", c.path},
-                    {"effect", config::effect_name(c.effect)},
+                    {"effect", config::enum_name(c.effect)},
                     {"a", c.before},
                     {"b", c.after},
                     {"a_origin", c.before_origin},

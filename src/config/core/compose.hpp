@@ -94,7 +94,7 @@ struct Composition {
   // The name of the given recipe, or those that a given file extends, itself or through files.
   std::vector<std::string> extends;
   std::vector<Layer> layers;
-  // All writes: soft ones first, then by precedence and order.
+  // All writes: those of presets first, then by precedence and order.
   std::vector<Write> writes;
   // Chosen presets, by section index.
   std::vector<std::vector<Choice>> choices;

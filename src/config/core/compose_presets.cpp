@@ -14,9 +14,10 @@ namespace capstan::config {
 namespace {
 
 template <class F>
-bool own_later(const std::vector<Write>& soft, const Write& write, const F& is_own) {
-  return std::any_of(soft.begin(), soft.end(),
-                     [&](const Write& other) { return other.field == write.field && is_own(other); });
+bool set_by_own_preset(const std::vector<Write>& preset_writes, const FieldInfo& field,
+                       const F& from_own_preset) {
+  return std::any_of(preset_writes.begin(), preset_writes.end(),
+                     [&](const Write& write) { return write.field == &field && from_own_preset(write); });
 }
 
 }  // namespace
@@ -36,16 +37,17 @@ void Composer::choose_presets() {
     read_preset(section, choice.preset, choice.location, chain);
   }
   // A section's own preset is stronger than what another section's preset says about it.
-  std::vector<Write> soft = std::move(out_.writes);
+  std::vector<Write> preset_writes = std::move(out_.writes);
   out_.writes.clear();
-  const auto is_own = [&](const Write& write) {
+  const auto from_own_preset = [&](const Write& write) {
     return out_.layers[write.layer].preset.starts_with(write.field->section + "/");
   };
-  for (auto& write : soft)
-    if (!is_own(write)) {
+  for (auto& write : preset_writes)
+    if (!from_own_preset(write)) {
       for (const auto& other : out_.writes)
         if (other.field == write.field && other.layer != write.layer && same(other.rest, write.rest) &&
-            !equal(*write.field, other.value, write.value) && !own_later(soft, write, is_own)) {
+            !equal(*write.field, other.value, write.value) &&
+            !set_by_own_preset(preset_writes, *write.field, from_own_preset)) {
           error("C0506", "two presets set `" + write.field->path + "` differently", write.location,
                 "preset " + out_.layers[write.layer].preset)
               .related(other.location, "preset " + out_.layers[other.layer].preset)
@@ -53,8 +55,8 @@ void Composer::choose_presets() {
         }
       out_.writes.push_back(write);
     }
-  for (auto& write : soft)
-    if (is_own(write)) out_.writes.push_back(std::move(write));
+  for (auto& write : preset_writes)
+    if (from_own_preset(write)) out_.writes.push_back(std::move(write));
   for (auto& write : explicit_writes) out_.writes.push_back(std::move(write));
 }
 

@@ -10,19 +10,6 @@
 
 namespace capstan::config {
 
-template <>
-struct EnumNames<Effect> {
-  static constexpr EnumEntry<Effect> list[] = {
-      {Effect::math, "math", "numerics (math): the numbers of the training run"},
-      {Effect::perf, "perf", "speed (perf): how fast it runs"},
-      {Effect::memory, "memory", "memory: what it needs"},
-      {Effect::io, "io", "output (io): the files read and written"},
-      {Effect::log, "log", "output (log): what is reported"},
-  };
-};
-std::string_view effect_name(Effect effect) {
-  return enum_name(effect);
-}
 std::string_view effect_text(Effect effect) {
   for (const auto& entry : EnumNames<Effect>::list)
     if (entry.value == effect) return entry.doc;

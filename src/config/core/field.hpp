@@ -49,7 +49,16 @@ namespace capstan::config {
 // The effect of a field. math: the numbers of the training run (loss curve); perf, memory: how fast and how
 // large; io: files read and written; log: what is reported.
 enum class Effect : uint8_t { math, perf, memory, io, log };
-std::string_view effect_name(Effect effect);
+template <>
+struct EnumNames<Effect> {
+  static constexpr EnumEntry<Effect> list[] = {
+      {Effect::math, "math", "numerics (math): the numbers of the training run"},
+      {Effect::perf, "perf", "speed (perf): how fast it runs"},
+      {Effect::memory, "memory", "memory: what it needs"},
+      {Effect::io, "io", "output (io): the files read and written"},
+      {Effect::log, "log", "output (log): what is reported"},
+  };
+};
 // For readers, the name among its words: "numerics (math): the numbers of the training run".
 std::string_view effect_text(Effect effect);
 

@@ -202,7 +202,7 @@ RULE("R0616", schedule_values_are_read,
   const auto& s = c.scheduler;
   const auto& o = c.optimizer;
   const bool constant = s.lr_decay_style == LrDecayStyle::constant;
-  const auto idle = [&](const char* path, const std::string& why, const char* help) -> Violation& {
+  const auto warn_no_effect = [&](const char* path, const std::string& why, const char* help) -> Violation& {
     return report.warning("`" + std::string(path) + "` has no effect: " + why)
         .at(path)
         .operand(path)
@@ -211,36 +211,37 @@ RULE("R0616", schedule_values_are_read,
   const std::string style = "`scheduler.lr_decay_style` is constant";
   const char* const decay = "remove it, or choose another scheduler.lr_decay_style";
   if (constant && o.min_lr.value_or(0) > 0)
-    idle(o.min_lr_ratio ? "optimizer.min_lr_ratio" : "optimizer.min_lr", style, decay);
-  if (constant && o.decoupled_min_lr.value_or(0) > 0) idle("optimizer.decoupled_min_lr", style, decay);
+    warn_no_effect(o.min_lr_ratio ? "optimizer.min_lr_ratio" : "optimizer.min_lr", style, decay);
+  if (constant && o.decoupled_min_lr.value_or(0) > 0)
+    warn_no_effect("optimizer.decoupled_min_lr", style, decay);
   // A warm-up that is a fraction of the decay length reads the length.
   if (constant && !s.lr_warmup_fraction) {
     if (s.lr_decay_iters && s.lr_decay_iters != c.train.train_iters)
-      idle("scheduler.lr_decay_iters", style, decay);
+      warn_no_effect("scheduler.lr_decay_iters", style, decay);
     if (s.lr_decay_samples && s.lr_decay_samples != c.train.train_samples)
-      idle("scheduler.lr_decay_samples", style, decay);
+      warn_no_effect("scheduler.lr_decay_samples", style, decay);
   }
   if (s.lr_warmup_init > 0 && s.lr_warmup_iters.value_or(0) == 0 && s.lr_warmup_samples.value_or(0) == 0)
-    idle("scheduler.lr_warmup_init", "the schedule has no warm-up",
-         "remove it, or set scheduler.lr_warmup_iters");
+    warn_no_effect("scheduler.lr_warmup_init", "the schedule has no warm-up",
+                   "remove it, or set scheduler.lr_warmup_iters");
   const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
   if (varies && s.end_weight_decay && o.weight_decay != *s.end_weight_decay) {
-    Violation& unread =
-        idle("optimizer.weight_decay",
-             "`scheduler.weight_decay_incr_style` is " + std::string(enum_name(s.weight_decay_incr_style)) +
-                 ", from start_weight_decay to end_weight_decay",
-             "remove it, or set scheduler.weight_decay_incr_style=constant");
+    Violation& unread = warn_no_effect("optimizer.weight_decay",
+                                       "`scheduler.weight_decay_incr_style` is " +
+                                           std::string(enum_name(s.weight_decay_incr_style)) +
+                                           ", from start_weight_decay to end_weight_decay",
+                                       "remove it, or set scheduler.weight_decay_incr_style=constant");
     if (o.weight_decay == OptimizerConfig{}.weight_decay) unread.if_given();
   }
   if (o.apply_wd_to_qk_layernorm && !c.model.qk_layernorm)
-    idle("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
-         "remove it, or set model.qk_layernorm=true");
+    warn_no_effect("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
+                   "remove it, or set model.qk_layernorm=true");
   if (o.weight_decay == 0 && !varies) {
     const char* const why = "`optimizer.weight_decay` is 0";
     const char* const help = "remove it, or set optimizer.weight_decay above 0";
     if (o.apply_wd_to_qk_layernorm && c.model.qk_layernorm)
-      idle("optimizer.apply_wd_to_qk_layernorm", why, help);
-    if (!o.decoupled_weight_decay) idle("optimizer.decoupled_weight_decay", why, help);
+      warn_no_effect("optimizer.apply_wd_to_qk_layernorm", why, help);
+    if (!o.decoupled_weight_decay) warn_no_effect("optimizer.decoupled_weight_decay", why, help);
   }
 }
 

@@ -341,7 +341,7 @@ void add_field(OrderedJson& out, const Schema& schema, const FieldInfo& field, c
   out["optional"] = field.type->optional;
   out["required"] = field.required;
   out["default"] = ordered_json_of(json(*field.type, field.default_value));
-  out["effect"] = effect_name(field.effect);
+  out["effect"] = enum_name(field.effect);
   out["since"] = field.since;
   if (!field.unit.empty()) out["unit"] = field.unit;
   if (!field.formula.empty()) out["derived"] = field.formula;

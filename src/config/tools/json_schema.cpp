@@ -195,7 +195,7 @@ OrderedJson field_schema(const FieldInfo& field, const std::string& description)
   if (!field.examples.empty()) schema["examples"] = field.examples;
   if (!field.deprecated.empty()) schema["deprecated"] = true;
   if (!field.unit.empty()) schema["x-unit"] = field.unit;
-  schema["x-effect"] = effect_name(field.effect);
+  schema["x-effect"] = enum_name(field.effect);
   schema["x-since"] = field.since;
   if (!field.formula.empty()) schema["x-derived"] = field.formula;
   return schema;

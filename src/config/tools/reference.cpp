@@ -35,7 +35,7 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
       field.required ? "none: must be given" : code(yaml_inline(*field.type, field.default_value)));
   row("derived where unset", field.formula.empty() ? "" : code(field.formula));
   row("instead of", field.instead_of.empty() ? "" : code(field.instead_of));
-  row("effect", std::string(effect_name(field.effect)));
+  row("effect", std::string(enum_name(field.effect)));
   for (const auto& condition : field.used_when) row("read when", condition.text);
   row("only for", codes(field.variants));
   row("aliases", codes(field.aliases));
