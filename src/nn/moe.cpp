@@ -142,8 +142,9 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
       chosen = ops::choose_experts(tape, logits.value, unlimited);
     }
     Var sums{ops::count_choices(tape, chosen, options_.experts, segments)};
-    if (rows_are_sharded) sums = ops::all_reduce(tape, sums, *parallel_.tensor.group);
-    if (parallel_.context.group) sums = ops::all_reduce(tape, sums, *parallel_.context.group);
+    const std::string purpose = "choices of experts of layer " + std::to_string(layer_);
+    if (rows_are_sharded) sums = ops::all_reduce(tape, sums, *parallel_.tensor.group, purpose);
+    if (parallel_.context.group) sums = ops::all_reduce(tape, sums, *parallel_.context.group, purpose);
     return sums.value;
   });
   return ops::balance_loss(
