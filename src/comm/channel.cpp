@@ -22,10 +22,6 @@ TransferBatch& TransferBatch::all_to_all(const Tensor& data, const Tensor& recei
   transfers_.push_back({Kind::all_to_all, -1, data, received});
   return *this;
 }
-TransferBatch& TransferBatch::purpose(std::string what) {
-  purpose_ = std::move(what);
-  return *this;
-}
 Device& TransferBatch::device() const {
   CAPSTAN_ASSERT(!transfers_.empty(), "a batch without transfers");
   const Transfer& first = transfers_.front();

@@ -6,15 +6,16 @@
 // other; batches of different channels are independent. Ranks that share two groups start the batches of both
 // in one order, because NCCL may need that; links between pipeline stages are the exception, where a stage
 // posts receives early. The stand-in for NCCL names a violation where kinds, bytes or purposes differ, or
-// where two ranks start two groups in different orders; it cannot see that two collectives of the same kind
-// and size without a purpose were exchanged within a group, nor a cycle of three ranks of which no two share
-// both groups.
+// where two ranks start two groups in different orders; it cannot see that two collectives of the same kind,
+// size and purpose were exchanged within a group, nor a cycle of three ranks of which no two share both
+// groups.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -35,6 +36,9 @@ class TransferBatch {
     Tensor from, to;
   };
 
+  // purpose: names the contents, the same on all ranks: "gradients of bucket 3". Only this text distinguishes
+  // two transfers of the same kind and size whose order was exchanged. Empty, in tests: not compared.
+  explicit TransferBatch(std::string_view purpose) : purpose_(purpose) {}
   TransferBatch& send(const Tensor& data, int to);
   // data: as many bytes as the peer sends.
   TransferBatch& receive(const Tensor& data, int from);
@@ -44,15 +48,13 @@ class TransferBatch {
   // rank r, part r of `received` comes from rank r.
   TransferBatch& all_to_all(const Tensor& data, const Tensor& received);
 
-  // Names the contents, the same on all ranks: "gradients of bucket 3". Only this text distinguishes two
-  // transfers of the same kind and size whose order was exchanged. Empty: not compared.
-  TransferBatch& purpose(std::string what);
-
   const std::vector<Transfer>& transfers() const { return transfers_; }
   const std::string& purpose() const { return purpose_; }
   Device& device() const;
 
  private:
+  friend class PendingTransfers;
+  TransferBatch() = default;
   std::vector<Transfer> transfers_;
   std::string purpose_;
 };

@@ -31,8 +31,8 @@ double all_reduce(Communicator& group, double value, ReduceOp op) {
   return value;
 }
 
-Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather, Queue queue,
-                     Queue written_on, const std::string& purpose)
+Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather,
+                     std::string_view purpose, Queue queue, Queue written_on)
     : group_(&group), queue_(queue), values_(values), sum_(sum), gather_(gather), purpose_(purpose) {
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() == sum.elements() * group.size() &&
                      values.dtype() == sum.dtype(),
@@ -43,18 +43,17 @@ Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& su
   received_ = Tensor::empty(device, values.shape(), values.dtype());
   // `received_` is memory of the compute queue until now.
   if (written_on != Queue::compute) device.wait_for(written_on, *device.record(Queue::compute));
-  transfers_ =
-      group.channel().start(TransferBatch().all_to_all(values, received_).purpose(purpose_), written_on);
+  transfers_ = group.channel().start(TransferBatch(purpose_).all_to_all(values, received_), written_on);
 }
-Reduction Reduction::reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue,
-                                    Queue written_on, const std::string& purpose) {
-  return Reduction(group, values, sum, false, queue, written_on, purpose);
+Reduction Reduction::reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum,
+                                    std::string_view purpose, Queue queue, Queue written_on) {
+  return Reduction(group, values, sum, false, purpose, queue, written_on);
 }
-Reduction Reduction::all_reduce(Communicator& group, const Tensor& values, Queue queue, Queue written_on,
-                                const std::string& purpose) {
+Reduction Reduction::all_reduce(Communicator& group, const Tensor& values, std::string_view purpose,
+                                Queue queue, Queue written_on) {
   const int64_t n = values.elements() / group.size();
-  return Reduction(group, values, values.flat_range(group.rank() * n, n, {n}), true, queue, written_on,
-                   purpose);
+  return Reduction(group, values, values.flat_range(group.rank() * n, n, {n}), true, purpose, queue,
+                   written_on);
 }
 void Reduction::add_parts() {
   Device& device = values_.device();
@@ -72,7 +71,7 @@ void Reduction::add_parts() {
 }
 void Reduction::gather_slices() {
   if (!gather_ || group_->is_single()) return;
-  gathered_ = group_->channel().start(TransferBatch().all_gather(sum_, values_).purpose(purpose_), queue_);
+  gathered_ = group_->channel().start(TransferBatch(purpose_).all_gather(sum_, values_), queue_);
   gathered_.wait(queue_);
 }
 void Reduction::start_sum() {
@@ -92,54 +91,54 @@ void Reduction::finish() {
   values_ = sum_ = received_ = Tensor();
 }
 
-void reduce_scatter_sum(Communicator& group, const Tensor& values) {
+void reduce_scatter_sum(Communicator& group, const Tensor& values, std::string_view purpose) {
   const int64_t n = values.elements() / group.size();
-  Reduction::reduce_scatter(group, values, values.flat_range(group.rank() * n, n, {n})).finish();
+  Reduction::reduce_scatter(group, values, values.flat_range(group.rank() * n, n, {n}), purpose).finish();
 }
 
-PendingTransfers start_gather_slices(Communicator& group, const Tensor& values) {
+PendingTransfers start_gather_slices(Communicator& group, const Tensor& values, std::string_view purpose) {
   if (group.is_single()) return {};
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0,
                  "all_gather of " + values.text());
   const int64_t n = values.elements() / group.size();
   return group.channel().start(
-      TransferBatch().all_gather(values.flat_range(group.rank() * n, n, {n}), values));
+      TransferBatch(purpose).all_gather(values.flat_range(group.rank() * n, n, {n}), values));
 }
 
-void all_reduce_sum(Communicator& group, const Tensor& values) {
-  if (!group.is_single()) Reduction::all_reduce(group, values).finish();
+void all_reduce_sum(Communicator& group, const Tensor& values, std::string_view purpose) {
+  if (!group.is_single()) Reduction::all_reduce(group, values, purpose).finish();
 }
 
-void all_reduce_sum_any(Communicator& group, const Tensor& values) {
+void all_reduce_sum_any(Communicator& group, const Tensor& values, std::string_view purpose) {
   if (group.is_single() || values.elements() == 0) return;
   const int64_t padded = round_up(values.elements(), group.size());
-  if (padded == values.elements()) return all_reduce_sum(group, values);
+  if (padded == values.elements()) return all_reduce_sum(group, values, purpose);
   CategoryScope scope(MemoryCategory::workspace);
   const Tensor wide = Tensor::zeros(values.device(), {padded}, values.dtype());
   const auto cast = values.device().table().elementwise->cast;
   launch(values.device(), cast, values, wide, values.elements());
-  all_reduce_sum(group, wide);
+  all_reduce_sum(group, wide, purpose);
   launch(values.device(), cast, wide, values, values.elements());
 }
 
 // Every rank's values, in rank order: [ranks x elements].
-static Tensor gather_parts(Communicator& group, const Tensor& values) {
+static Tensor gather_parts(Communicator& group, const Tensor& values, std::string_view purpose) {
   CategoryScope scope(MemoryCategory::workspace);
   Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
-  group.channel().start(TransferBatch().all_gather(values, all)).wait();
+  group.channel().start(TransferBatch(purpose).all_gather(values, all)).wait();
   return all;
 }
 
-void all_reduce_max(Communicator& group, const Tensor& values) {
+void all_reduce_max(Communicator& group, const Tensor& values, std::string_view purpose) {
   if (group.is_single() || values.elements() == 0) return;
-  launch(values.device(), values.device().table().elementwise->max_parts, gather_parts(group, values),
-         group.size(), values, values.elements());
+  launch(values.device(), values.device().table().elementwise->max_parts,
+         gather_parts(group, values, purpose), group.size(), values, values.elements());
 }
 
-void all_reduce_numbers(Communicator& group, const Tensor& values) {
+void all_reduce_numbers(Communicator& group, const Tensor& values, std::string_view purpose) {
   if (group.is_single()) return;
-  launch(values.device(), values.device().table().step_control->sum_ranks, gather_parts(group, values),
-         group.size(), values, values.elements());
+  launch(values.device(), values.device().table().step_control->sum_ranks,
+         gather_parts(group, values, purpose), group.size(), values, values.elements());
 }
 
 }  // namespace capstan::comm

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "comm/channel.hpp"
 #include "tensor/tensor.hpp"
@@ -21,16 +23,17 @@ double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum
 //   reduce_scatter_sum   rank r's slice r of `values` becomes the sum over ranks; the others become undefined
 //   start_gather_slices  slice r is taken from rank r
 //   all_reduce_sum       both
-void reduce_scatter_sum(Communicator& group, const Tensor& values);
+// purpose, here and below: that of the transfers (TransferBatch).
+void reduce_scatter_sum(Communicator& group, const Tensor& values, std::string_view purpose);
 // Any element type. After the present work of the compute queue, which continues meanwhile.
-PendingTransfers start_gather_slices(Communicator& group, const Tensor& values);
-void all_reduce_sum(Communicator& group, const Tensor& values);
+PendingTransfers start_gather_slices(Communicator& group, const Tensor& values, std::string_view purpose);
+void all_reduce_sum(Communicator& group, const Tensor& values, std::string_view purpose);
 // The same for any length; pads a copy where the length is no multiple of the group size.
-void all_reduce_sum_any(Communicator& group, const Tensor& values);
+void all_reduce_sum_any(Communicator& group, const Tensor& values, std::string_view purpose);
 // The element-wise maximum over ranks, any length. For small tensors: every rank receives all values.
-void all_reduce_max(Communicator& group, const Tensor& values);
+void all_reduce_max(Communicator& group, const Tensor& values, std::string_view purpose);
 // Sums of a few numbers, fp64 or i64, in rank order and on the device: every rank receives all values.
-void all_reduce_numbers(Communicator& group, const Tensor& values);
+void all_reduce_numbers(Communicator& group, const Tensor& values, std::string_view purpose);
 
 // An asynchronous sum over ranks: reduce_scatter() or all_reduce() start its transfer, after the work that
 // was queued before on `written_on`, the queue on which `values` were written, and on the compute queue.
@@ -43,13 +46,13 @@ void all_reduce_numbers(Communicator& group, const Tensor& values);
 class Reduction {
  public:
   // Starts sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`. The
-  // contents of `values` become undefined. purpose: that of the transfers (TransferBatch::purpose).
+  // contents of `values` become undefined.
   static Reduction reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum,
-                                  Queue queue = Queue::compute, Queue written_on = Queue::compute,
-                                  const std::string& purpose = {});
+                                  std::string_view purpose, Queue queue = Queue::compute,
+                                  Queue written_on = Queue::compute);
   // Starts values = the sum over ranks, in place on every rank.
-  static Reduction all_reduce(Communicator& group, const Tensor& values, Queue queue = Queue::compute,
-                              Queue written_on = Queue::compute, const std::string& purpose = {});
+  static Reduction all_reduce(Communicator& group, const Tensor& values, std::string_view purpose,
+                              Queue queue = Queue::compute, Queue written_on = Queue::compute);
   // Queues the sum, and for all_reduce() the transfer of its slices. Later work of `queue` may use it. A
   // second call does nothing.
   void start_sum();
@@ -57,8 +60,8 @@ class Reduction {
   void finish();
 
  private:
-  Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather, Queue queue,
-            Queue written_on, const std::string& purpose);
+  Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather,
+            std::string_view purpose, Queue queue, Queue written_on);
   void add_parts();
   void gather_slices();
   Communicator* group_;

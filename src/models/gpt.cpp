@@ -362,7 +362,8 @@ nn::TokenContext GptModel::token_context(Tape& tape, const Batch& batch,
 Tensor GptModel::loss_weight_sum(Tape& tape, const Batch& batch) const {
   const Tensor sum = Tensor::zeros(tape.device(), {1});
   ops::add_column_sum(batch.loss_mask.view({batch.batch * batch.seq, 1}), sum);
-  if (comm::ranks_of(parallel_.context.group) > 1) comm::all_reduce_sum_any(*parallel_.context.group, sum);
+  if (comm::ranks_of(parallel_.context.group) > 1)
+    comm::all_reduce_sum_any(*parallel_.context.group, sum, "loss tokens");
   return sum;
 }
 
@@ -409,8 +410,9 @@ StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
     tape.output("hidden_states", result.hidden_states);
     return result;
   }
-  const Var x = ops::copy_to_tensor_parallel(
-      tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y, parallel_.tensor);
+  const Var x =
+      ops::copy_to_tensor_parallel(tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y,
+                                   parallel_.tensor, "final hidden states");
   ops::CrossEntropyResult loss = ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask,
                                                            vocab_, parallel_.tensor, final_softcap_);
   tape.output("loss", loss.sum);
@@ -423,8 +425,9 @@ Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   const nn::TokenContext context = token_context(tape, batch, {.training = false});
   nn::HiddenStates hidden_states{embedding_->forward(tape, batch.tokens, context), {}};
   hidden_states = forward_layers(tape, stage, std::move(hidden_states), context, false);
-  const Var x = ops::copy_to_tensor_parallel(
-      tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y, parallel_.tensor);
+  const Var x =
+      ops::copy_to_tensor_parallel(tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y,
+                                   parallel_.tensor, "final hidden states");
   return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor, final_softcap_);
 }
 

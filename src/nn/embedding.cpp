@@ -27,7 +27,7 @@ Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& con
   } else {
     const int64_t first = parallel_.rank() * words_->shape()[0];
     x = ops::reduce_from_tensor_parallel(tape, ops::embedding(tape, tokens, *words_, nullptr, {}, first),
-                                         parallel_);
+                                         parallel_, "word embeddings");
     if (multiplier_ != 1) x = ops::scale(tape, std::move(x), multiplier_);
     if (positions_)
       x = ops::add(

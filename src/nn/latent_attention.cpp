@@ -59,7 +59,7 @@ LatentAttention::Compressed LatentAttention::compress(Tape& tape, const Var& x,
   auto [kv, k_rope] = ops::split_columns(tape, kv_down_.forward(tape, x, context), sizes_.kv_rank);
   result.kv = normalized(tape, kv_norm_, std::move(kv), kv_up_);
   // Each rank's heads contribute to the gradient.
-  result.k_rope = ops::copy_to_tensor_parallel(tape, k_rope, parallel_);
+  result.k_rope = ops::copy_to_tensor_parallel(tape, k_rope, parallel_, "rotary keys");
   return result;
 }
 

@@ -42,9 +42,12 @@ const Parameter* Linear::input_reader() const {
 // The adapter uses the same rows and the same partial sum as the base matmul.
 Var Linear::adapted_matmul(Tape& tape, const Var& x, const Parameter* bias,
                            const TokenContext& context) const {
-  const Var in = sharding_ == LinearSharding::column ? ops::copy_to_tensor_parallel(tape, x, parallel_) : x;
+  const Var in = sharding_ == LinearSharding::column
+                     ? ops::copy_to_tensor_parallel(tape, x, parallel_, "input of " + weight_->name())
+                     : x;
   Var y = adapter_->apply(tape, ops::linear(tape, in, *weight_), in, context);
-  if (sharding_ == LinearSharding::row) y = ops::reduce_from_tensor_parallel(tape, y, parallel_);
+  if (sharding_ == LinearSharding::row)
+    y = ops::reduce_from_tensor_parallel(tape, y, parallel_, "output of " + weight_->name());
   return bias ? ops::bias_dropout_add(tape, std::move(y), bias, {}, {}) : y;
 }
 

@@ -129,8 +129,9 @@ int64_t Moe::tokens_of(int64_t rows, const comm::Communicator* group) const {
 Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::TokenSegments& segments,
                           comm::Communicator* group) const {
   Var counts{ops::count_choices(tape, experts, options_.experts, segments)};
-  if (parallel_.tensor.shards_rows()) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group);
-  if (group) counts = ops::all_reduce(tape, counts, *group);
+  const std::string purpose = "choices of experts of layer " + std::to_string(layer_);
+  if (parallel_.tensor.shards_rows()) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group, purpose);
+  if (group) counts = ops::all_reduce(tape, counts, *group, purpose);
   return counts.value;
 }
 

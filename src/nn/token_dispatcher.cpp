@@ -35,13 +35,18 @@ Tensor ids_of_rows(const Tensor& rows) {
 
 // ---- allgather
 
+std::string of_layer(const char* what, const Options& options) {
+  return what + (" of layer " + std::to_string(options.layer));
+}
+
 // Rows [N, any] of the tokens of all ranks.
 Tensor gather_tokens(const StepContext& context, const Tensor& local, const ops::TensorParallel& ranks,
-                     const char* what) {
+                     const char* what, const Options& options) {
   if (!ranks.shards_rows() || !local.defined()) return local;
   Tensor all = Tensor::empty(context.device, {ranks.size() * local.size(0), local.size(1)}, local.dtype());
-  traced(context, 'C', std::string("gather of ") + what,
-         [&] { ranks.group->channel().start(comm::TransferBatch().all_gather(local, all)).wait(); });
+  traced(context, 'C', std::string("gather of ") + what, [&] {
+    ranks.group->channel().start(comm::TransferBatch(of_layer(what, options)).all_gather(local, all)).wait();
+  });
   return all;
 }
 
@@ -73,7 +78,7 @@ class GatheredTokens final : public TokenDispatch {
   Var combine(Tape& tape, const Var& outputs) override {
     const Var y =
         ops::unpermute(tape, outputs, order_, options_.weights_activations ? Var() : probabilities_);
-    return ops::reduce_from_tensor_parallel(tape, y, ranks_);
+    return ops::reduce_from_tensor_parallel(tape, y, ranks_, of_layer("outputs of experts", options_));
   }
 
  private:
@@ -94,17 +99,18 @@ class AllGatherDispatcher final : public TokenDispatcher {
 
   std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& local, const ops::Routing& routing,
                                        const Tensor& ids) const override {
-    Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
-    Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
+    Var x = ops::copy_to_tensor_parallel(tape, local, ranks_, of_layer("inputs of experts", options_));
+    Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_,
+                                                     of_layer("probabilities", options_));
     const int64_t here = options_.experts / expert_.size;
     const Tensor experts = tape.choice(
-        [&] { return gather_tokens(tape.context(), routing.experts, ranks_, "chosen experts"); });
+        [&] { return gather_tokens(tape.context(), routing.experts, ranks_, "chosen experts", options_); });
     ops::ExpertPermutation order =
         ops::plan_permutation(tape, experts, probabilities.value,
                               permutation_options(options_, x.size(0), expert_.rank * here, here));
     return std::make_unique<GatheredTokens>(
         options_, ranks_, std::move(x), std::move(probabilities), std::move(order),
-        gather_tokens(tape.context(), rows_of_ids(ids), ranks_, "ids of tokens"));
+        gather_tokens(tape.context(), rows_of_ids(ids), ranks_, "ids of tokens", options_));
   }
 
  private:
@@ -123,7 +129,7 @@ struct ExchangeSetup {
 
   int64_t experts_here() const { return options.experts / comm::ranks_of(ranks.expert); }
   bool gathers() const { return comm::ranks_of(ranks.tensor) > 1; }
-  std::string purpose(const char* what) const { return what + std::to_string(options.layer); }
+  std::string purpose(const char* what) const { return of_layer(what, options); }
 };
 
 class ExchangedTokens final : public TokenDispatch {
@@ -135,19 +141,19 @@ class ExchangedTokens final : public TokenDispatch {
     const ops::PermutationOptions options = permutation_options(o, x.size(0), 0, o.experts);
     tokens_ = ops::plan_permutation(tape, routing.experts, probabilities_.value, options);
     const Tensor sizes = tokens_.sizes();
-    counts_ = o.pad_to_capacity ? ops::equal_counts(sizes, options.capacity, setup.ranks)
-                                : ops::exchange_counts(tape, sizes, tokens_.rows, setup.ranks,
-                                                       setup.purpose("experts of layer "));
+    counts_ = o.pad_to_capacity
+                  ? ops::equal_counts(sizes, options.capacity, setup.ranks)
+                  : ops::exchange_counts(tape, sizes, tokens_.rows, setup.ranks, setup.purpose("experts"));
     trim_to(ops::total(counts_.exchanged.sent));
     order_ = ops::regroup_permutation(tape, counts_.of_experts, ops::total(counts_.gathered));
     rows_.emplace(tape, ops::permute(tape, x, tokens_), counts_.exchanged, *setup.ranks.expert,
-                  setup.purpose("rows of the experts of layer "));
+                  setup.purpose("rows of the experts"));
     if (o.weights_activations)
       weights_.emplace(tape, ops::permute_probabilities(tape, probabilities_, tokens_), counts_.exchanged,
-                       *setup.ranks.expert, setup.purpose("probabilities of layer "));
+                       *setup.ranks.expert, setup.purpose("probabilities"));
     if (ids.defined())
       ids_.emplace(tape, ops::permute(tape, Var{rows_of_ids(ids)}, tokens_), counts_.exchanged,
-                   *setup.ranks.expert, setup.purpose("ids of tokens of layer "));
+                   *setup.ranks.expert, setup.purpose("ids of tokens"));
   }
 
   ExpertInput receive(Tape& tape) override {
@@ -156,13 +162,13 @@ class ExchangedTokens final : public TokenDispatch {
     Var ids = ids_ ? ids_->wait(tape) : Var();
     if (setup_.gathers()) {
       input.rows = ops::gather_rows(tape, input.rows, counts_.gathered, *setup_.ranks.tensor,
-                                    setup_.purpose("rows of the experts of layer "));
+                                    setup_.purpose("rows of the experts"));
       if (weights_)
         input.weights = ops::gather_rows(tape, input.weights, counts_.gathered, *setup_.ranks.tensor,
-                                         setup_.purpose("probabilities of layer "));
+                                         setup_.purpose("probabilities"));
       if (ids_)
         ids = ops::gather_rows(tape, ids, counts_.gathered, *setup_.ranks.tensor,
-                               setup_.purpose("ids of tokens of layer "));
+                               setup_.purpose("ids of tokens"));
     }
     if (sorts()) {
       input.rows = ops::permute(tape, input.rows, order_);
@@ -175,7 +181,7 @@ class ExchangedTokens final : public TokenDispatch {
 
   Var combine(Tape& tape, const Var& outputs) override {
     Var y = sorts() ? ops::unpermute(tape, outputs, order_) : outputs;
-    const std::string purpose = setup_.purpose("outputs of the experts of layer ");
+    const std::string purpose = setup_.purpose("outputs of the experts");
     if (setup_.gathers()) y = ops::reduce_rows(tape, y, counts_.gathered, *setup_.ranks.tensor, purpose);
     y = ops::exchange_rows(tape, y, counts_.exchanged.reversed(), *setup_.ranks.expert, purpose);
     return ops::unpermute(tape, y, tokens_, setup_.options.weights_activations ? Var() : probabilities_);

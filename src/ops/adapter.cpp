@@ -115,7 +115,8 @@ Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const 
              lengths.slice(0, g * segments.count, segments.count), segments.count, in, rank);
     }
   }
-  if (group && group->size() > 1) comm::all_reduce_sum_any(*group, lengths);
+  if (group && group->size() > 1)
+    comm::all_reduce_sum_any(*group, lengths, "lengths of rows of `" + weight.name() + "`");
   return lengths;
 }
 

@@ -6,9 +6,9 @@
 namespace capstan::ops {
 
 namespace {
-Tensor summed_copy(const Tensor& x, comm::Communicator& group) {
+Tensor summed_copy(const Tensor& x, comm::Communicator& group, std::string_view purpose) {
   Tensor y = copy_of(x);
-  comm::all_reduce_sum_any(group, y.view({y.elements()}));
+  comm::all_reduce_sum_any(group, y.view({y.elements()}), purpose);
   return y;
 }
 // Bytes that one rank sends: two exchanges of (size - 1) / size of the tensor.
@@ -17,15 +17,16 @@ Cost cost_of(const Var& x, const comm::Communicator& group) {
 }
 }  // namespace
 
-Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group) {
+Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group, const std::string& purpose) {
   if (group.is_single()) return x;
   return tape.record({.name = "all_reduce_" + group.name(),
                       .inputs = {x},
-                      .outputs = {summed_copy(x.value, group)},
+                      .outputs = {summed_copy(x.value, group, purpose)},
                       .cost = cost_of(x, group),
                       .backward_cost = cost_of(x, group),
-                      .backward = [&group](BackwardContext& ctx) {
-                        ctx.accumulate_gradient(0, summed_copy(ctx.output_gradient(), group));
+                      .backward = [&group, purpose](BackwardContext& ctx) {
+                        ctx.accumulate_gradient(
+                            0, summed_copy(ctx.output_gradient(), group, "gradients of " + purpose));
                       }})[0];
 }
 

@@ -66,6 +66,10 @@ Tensor key_columns(const Tensor& packed, const kernels::QkvLayout& layout) {
   return packed.view({packed.size(0) * layout.groups, group}).slice(1, layout.heads_per_group * d, 2 * d);
 }
 
+// The purposes of transfers.
+constexpr std::string_view kKeys = "keys of context attention",
+                           kGradients = "gradients of keys of context attention";
+
 using Block = std::function<void(int step, int source, const Tensor& kv)>;
 
 // Calls `block` with the keys and values of every rank: this rank first, then the preceding ranks. A ring
@@ -83,7 +87,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
   if (plan.gather) {
     const Tensor all = empty(plan.ranks());
     traced(context, 'C', "context_attention gather keys",
-           [&] { group.channel().start(comm::TransferBatch().all_gather(current, all)).wait(); });
+           [&] { group.channel().start(comm::TransferBatch(kKeys).all_gather(current, all)).wait(); });
     for (int step = 0; step < plan.ranks(); ++step) {
       const int source = plan.previous(step);
       block(step, source, all.slice(0, source * plan.rows(), plan.rows()));
@@ -97,8 +101,9 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
     }
     const Tensor next = empty(1);
     TraceScope sending(context, 'C', "context_attention send keys");
-    comm::PendingTransfers transfers = group.channel().start(
-        comm::TransferBatch().receive(next, comm::previous_in(group)).send(current, comm::next_in(group)));
+    comm::PendingTransfers transfers = group.channel().start(comm::TransferBatch(kKeys)
+                                                                 .receive(next, comm::previous_in(group))
+                                                                 .send(current, comm::next_in(group)));
     block(step, plan.previous(step), current);
     transfers.wait();
     sending.end();
@@ -146,8 +151,9 @@ class RotatingGradients {
       arriving_ = Tensor::empty(context_.device, part.shape());
     }
     traced_.emplace(context_, 'C', "context_attention send gradients");
-    transfers_ = group.channel().start(
-        comm::TransferBatch().receive(arriving_, comm::previous_in(group)).send(part, comm::next_in(group)));
+    transfers_ = group.channel().start(comm::TransferBatch(kGradients)
+                                           .receive(arriving_, comm::previous_in(group))
+                                           .send(part, comm::next_in(group)));
   }
   // The gradient of this rank's own keys and values, fp32 [rows, kv_row].
   Tensor finish() {
@@ -199,7 +205,7 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   Tensor dkv;
   if (plan.gather) {
     traced(context, 'C', "context_attention scatter gradients",
-           [&] { comm::reduce_scatter_sum(*plan.keys, all); });
+           [&] { comm::reduce_scatter_sum(*plan.keys, all, kGradients); });
     dkv = all.slice(0, plan.keys->rank() * plan.rows(), plan.rows());
   } else {
     dkv = in_flight.finish();

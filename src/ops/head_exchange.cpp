@@ -9,6 +9,9 @@
 namespace capstan::ops {
 
 namespace {
+// The purposes of exchanges.
+constexpr std::string_view kToHeads = "rows to heads", kToRows = "heads to rows";
+
 Tensor workspace(Device& device, const Shape& shape, DType type) {
   CategoryScope scope(MemoryCategory::workspace);
   return Tensor::empty(device, shape, type);
@@ -48,9 +51,9 @@ Tensor HeadExchange::part(const Tensor& parts, int64_t rank) const {
   return parts.slice(0, rank * rows, rows);
 }
 
-Tensor HeadExchange::exchange(const Tensor& parts) const {
+Tensor HeadExchange::exchange(const Tensor& parts, std::string_view purpose) const {
   const Tensor received = workspace(parts.device(), parts.shape(), parts.dtype());
-  group_->channel().start(comm::TransferBatch().all_to_all(parts, received)).wait();
+  group_->channel().start(comm::TransferBatch(purpose).all_to_all(parts, received)).wait();
   return received;
 }
 
@@ -80,7 +83,7 @@ Tensor HeadExchange::heads_of(const Tensor& qkv) const {
     copy_matrix(qkv.slice(1, all_.query(r * mine_.heads_per_group), queries), to.slice(1, 0, queries));
     copy_matrix(qkv.slice(1, all_.key(r / copies_), 2 * d), to.slice(1, queries, 2 * d));
   }
-  const Tensor received = exchange(parts);
+  const Tensor received = exchange(parts, kToHeads);
   reorder(received, parts, false);
   return parts;
 }
@@ -92,7 +95,7 @@ Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
   Device& device = dqkv.device();
   const Tensor parts = workspace(device, dqkv.shape(), dqkv.dtype());
   reorder(parts, dqkv, true);
-  const Tensor received = exchange(parts), all = Tensor::empty(device, {rows, all_.row()}, type);
+  const Tensor received = exchange(parts, kToRows), all = Tensor::empty(device, {rows, all_.row()}, type);
   for (int64_t r = 0; r < ranks_; ++r)
     copy_matrix(part(received, r).slice(1, 0, queries),
                 all.slice(1, all_.query(r * mine_.heads_per_group), queries));
@@ -112,7 +115,7 @@ Tensor HeadExchange::rows_of_output(const Tensor& out) const {
   const int64_t rows = batch_ * seq_, width = out.size(1);
   const Tensor parts = workspace(out.device(), out.shape(), out.dtype());
   reorder(parts, out, true);
-  const Tensor received = exchange(parts),
+  const Tensor received = exchange(parts, kToRows),
                all = Tensor::empty(out.device(), {rows, ranks_ * width}, out.dtype());
   for (int64_t r = 0; r < ranks_; ++r) copy_matrix(part(received, r), all.slice(1, r * width, width));
   return all;
@@ -123,7 +126,7 @@ Tensor HeadExchange::heads_of_output(const Tensor& dout) const {
   const int64_t rows = dout.size(0), width = dout.size(1) / ranks_;
   const Tensor parts = Tensor::empty(dout.device(), {ranks_ * rows, width}, dout.dtype());
   for (int64_t r = 0; r < ranks_; ++r) copy_matrix(dout.slice(1, r * width, width), part(parts, r));
-  const Tensor received = exchange(parts);
+  const Tensor received = exchange(parts, kToHeads);
   reorder(received, parts, false);
   return parts;
 }
@@ -133,7 +136,7 @@ Tensor HeadExchange::gathered(const Tensor& per_row) const {
   const int64_t rows = batch_ * seq_;
   const Tensor received = workspace(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
                natural = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype());
-  group_->channel().start(comm::TransferBatch().all_gather(per_row, received)).wait();
+  group_->channel().start(comm::TransferBatch("numbers of rows").all_gather(per_row, received)).wait();
   reorder(received, natural, false);
   return natural.view({ranks_ * rows});
 }

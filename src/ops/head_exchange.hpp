@@ -46,7 +46,7 @@ class HeadExchange {
   Tensor gathered(const Tensor& per_row) const;  // [N] -> [M]
 
  private:
-  Tensor exchange(const Tensor& parts) const;
+  Tensor exchange(const Tensor& parts, std::string_view purpose) const;
   void reorder(const Tensor& by_rank, const Tensor& natural, bool back) const;
   Tensor part(const Tensor& parts, int64_t rank) const;
 

@@ -81,10 +81,10 @@ void ChunkedLoss::losses_over_ranks(const Buffers& buffers, int64_t begin, int64
   if (softcap > 0) launch(device, kernel.softcap, logits, softcap, logits.elements());
   const Tensor sum_exp = sums.flat_range(0, count, {count}), target = sums.flat_range(count, count, {count});
   launch(device, kernel.row_max, logits, count, true_columns, columns, row_max);
-  comm::all_reduce_max(*parallel.group, row_max.flat_range(0, count, {count}));
+  comm::all_reduce_max(*parallel.group, row_max.flat_range(0, count, {count}), "maxima of logits");
   launch(device, kernel.row_sums, logits, labels_here, row_max, count, true_columns, columns, first, sum_exp,
          target);
-  comm::all_reduce_sum_any(*parallel.group, sums.flat_range(0, 2 * count, {2 * count}));
+  comm::all_reduce_sum_any(*parallel.group, sums.flat_range(0, 2 * count, {2 * count}), "sums of logits");
   launch(device, kernel.loss, row_max, sum_exp, target, count, per_token.flat_range(begin, count, {count}));
   if (backward())
     launch(device, kernel.backward, logits, labels_here, row_max, sum_exp,
@@ -189,7 +189,7 @@ Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t
   const Tensor all = Tensor::empty(device, {parallel.size() * rows, columns});
   matmul(Transpose::no, Transpose::yes, x, *w, mine);
   cap(mine);
-  parallel.group->channel().start(comm::TransferBatch().all_gather(mine, all)).wait();
+  parallel.group->channel().start(comm::TransferBatch("logits").all_gather(mine, all)).wait();
   for (int rank = 0; rank < parallel.size(); ++rank) {
     const int64_t first = rank * columns, count = std::clamp<int64_t>(vocab - first, 0, columns);
     if (count > 0)

@@ -109,13 +109,14 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
   // Ranks that hold the same keys.
   const int64_t sharers = std::max<int64_t>(1, parallel.size() / all.groups);
   shape.counts_keys = parallel.rank() % sharers == 0;
-  const auto over_ranks = [parallel](const Tensor& sums) {
-    if (!parallel.is_single()) comm::all_reduce_sum_any(*parallel.group, sums.view({sums.elements()}));
+  const auto over_ranks = [parallel, &query_gamma](const Tensor& sums, const char* what) {
+    if (!parallel.is_single())
+      comm::all_reduce_sum_any(*parallel.group, sums.view({sums.elements()}), what + query_gamma.name());
   };
 
   const Tensor squares = Tensor::empty(device, {shape.rows, 2});
   launch(device, device.table().head_norm->squares, shape, qkv.value, squares);
-  over_ranks(squares);
+  over_ranks(squares, "squares of ");
   const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
   {
     const auto q = tape.pin(query_gamma), k = tape.pin(key_gamma);
@@ -148,7 +149,7 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
          {
            const auto q = ctx.pin(query_gamma), k = ctx.pin(key_gamma);
            launch(dev, kernel.dots_workspace(shape), kernel.dots, shape, dy, x, sums, *q, *k, dots);
-           over_ranks(dots);
+           over_ranks(dots, "dot products of ");
            launch(dev, kernel.backward_workspace(shape, dquery.defined() || dkey.defined()), kernel.backward,
                   shape, dy, x, sums, dots, *q, *k, dx, dquery, dkey);
          }

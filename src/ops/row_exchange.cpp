@@ -50,11 +50,12 @@ double bytes_of_others(const Tensor& x, int64_t rows, int64_t own) {
 
 // Rows sent[r] of `from` go to rank r, rows received[r] of `to` come from it. This rank's own are copied.
 comm::PendingTransfers start_rows(const Tensor& from, const Ranges& sent, const Tensor& to,
-                                  const Ranges& received, comm::Communicator& group, std::string purpose) {
+                                  const Ranges& received, comm::Communicator& group,
+                                  const std::string& purpose) {
   const auto me = static_cast<size_t>(group.rank()), ranks = sent.size();
   CAPSTAN_ASSERT(sent[me].count == received[me].count, "rows of a rank for itself: " + purpose);
   if (sent[me].count > 0) copy_matrix(rows_of(from, sent[me]), rows_of(to, received[me]));
-  comm::TransferBatch batch;
+  comm::TransferBatch batch(purpose);
   // Each rank sends to a different one at a time.
   for (size_t shift = 1; shift < ranks; ++shift) {
     const size_t next = (me + shift) % ranks, previous = (me + ranks - shift) % ranks;
@@ -67,7 +68,7 @@ comm::PendingTransfers start_rows(const Tensor& from, const Ranges& sent, const 
     const Tensor nothing = Tensor::zeros(from.device(), {2}, DType::i32);
     batch.send(nothing.slice(0, 0, 1), group.rank()).receive(nothing.slice(0, 1, 1), group.rank());
   }
-  return group.channel().start(std::move(batch.purpose(std::move(purpose))));
+  return group.channel().start(std::move(batch));
 }
 
 }  // namespace
@@ -247,13 +248,12 @@ Tensor transfer_counts(const CountTable& table, const Tensor& sizes, const Exper
   const Tensor sent = table.sent(all), received = table.received(all, table.tensor_rank);
   copy_matrix(sizes.view({1, table.experts}), sent);
   ranks.expert->channel()
-      .start(std::move(comm::TransferBatch().all_to_all(sent, received).purpose("row counts of " + purpose)))
+      .start(comm::TransferBatch("row counts of " + purpose).all_to_all(sent, received))
       .wait();
   if (table.tensor_ranks > 1)
     ranks.tensor->channel()
-        .start(std::move(comm::TransferBatch()
-                             .all_gather(received, table.received(all))
-                             .purpose("received row counts of " + purpose)))
+        .start(comm::TransferBatch("received row counts of " + purpose)
+                   .all_gather(received, table.received(all)))
         .wait();
   return all;
 }

@@ -34,8 +34,8 @@ double sent(const Tensor& x, const TensorParallel& parallel, int times) {
 // Gathers the rows of a row-sharded tensor, block by block. A block is ordered by rank: [T, count, columns].
 class Gather {
  public:
-  Gather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
-      : context_(context), mine_(mine), parallel_(parallel) {}
+  Gather(StepContext& context, const Tensor& mine, const TensorParallel& parallel, std::string purpose)
+      : context_(context), mine_(mine), parallel_(parallel), purpose_(std::move(purpose)) {}
   // Starts the transfer of a block.
   void start(FlatRange range) {
     CategoryScope scope(MemoryCategory::workspace);
@@ -46,7 +46,7 @@ class Gather {
     Block& block = blocks_.back();
     traced(context_, 'C', "start gather of rows", [&] {
       block.transfers = parallel_.group->channel().start(
-          comm::TransferBatch().all_gather(rows_of(mine_, range), block.all));
+          comm::TransferBatch(purpose_).all_gather(rows_of(mine_, range), block.all));
     });
   }
   // The oldest block whose transfer was started.
@@ -66,11 +66,13 @@ class Gather {
   };
   Tensor mine_;
   const TensorParallel& parallel_;
+  std::string purpose_;
   std::deque<Block> blocks_;
 };
 
-Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& parallel) {
-  Gather gather(context, mine, parallel);
+Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& parallel,
+                std::string purpose) {
+  Gather gather(context, mine, parallel, std::move(purpose));
   gather.start({0, mine.size(0)});
   return gather.take();
 }
@@ -79,11 +81,11 @@ Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& 
 // `gemm(x_part, y_part)` works on contiguous rows.
 template <class Gemm>
 Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t columns,
-                        const TensorParallel& parallel, Gemm&& gemm) {
+                        const TensorParallel& parallel, std::string purpose, Gemm&& gemm) {
   const int64_t here = mine.size(0);
   Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
   const auto chunks = chunks_of(here, parallel.splits);
-  Gather gather(context, mine, parallel);
+  Gather gather(context, mine, parallel, std::move(purpose));
   gather.start(chunks[0]);
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);
@@ -105,8 +107,8 @@ Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t column
 // receives, because an all-gather would store the parts of a block side by side.
 class RowGather {
  public:
-  RowGather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
-      : context_(context), mine_(mine), parallel_(parallel) {
+  RowGather(StepContext& context, const Tensor& mine, const TensorParallel& parallel, std::string purpose)
+      : context_(context), mine_(mine), parallel_(parallel), purpose_(std::move(purpose)) {
     CategoryScope scope(MemoryCategory::workspace);
     all_ = Tensor::empty(mine.device(), {parallel.size() * mine.size(0), mine.size(1)}, mine.dtype());
     copy_matrix(mine, rows_of(all_, part_of(parallel.rank(), {0, mine.size(0)})));
@@ -118,7 +120,7 @@ class RowGather {
   const Tensor& all() const { return all_; }
   // Starts the transfer of a block.
   void start(FlatRange range) {
-    comm::TransferBatch batch;
+    comm::TransferBatch batch(purpose_);
     const int ranks = parallel_.size();
     for (int shift = 1; shift < ranks; ++shift) {
       const int to = (parallel_.rank() + shift) % ranks, from = (parallel_.rank() + ranks - shift) % ranks;
@@ -137,15 +139,16 @@ class RowGather {
   StepContext& context_;
   Tensor mine_, all_;
   const TensorParallel& parallel_;
+  std::string purpose_;
   std::deque<comm::PendingTransfers> blocks_;
 };
 
 // Returns all rows of a row-sharded dy, and computes dx = op(dy) of each block while the next one arrives.
 template <class Gemm>
 Tensor gather_beside_gemms(StepContext& context, const Tensor& dy, const Tensor& dx,
-                           const TensorParallel& parallel, Gemm&& gemm) {
+                           const TensorParallel& parallel, std::string purpose, Gemm&& gemm) {
   const auto chunks = chunks_of(dy.size(0), parallel.splits);
-  RowGather gather(context, dy, parallel);
+  RowGather gather(context, dy, parallel, std::move(purpose));
   gather.start(chunks[0]);
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);
@@ -166,7 +169,7 @@ template <class Gemm>
 class ReducedGemm {
  public:
   ReducedGemm(StepContext& context, const Tensor& x, int64_t columns, const TensorParallel& parallel,
-              Gemm gemm)
+              const std::string& purpose, Gemm gemm)
       : context_(context), parallel_(parallel) {
     const int64_t rows = x.size(0), ranks = parallel.shards_rows() ? parallel.size() : 1, here = rows / ranks;
     CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
@@ -179,9 +182,9 @@ class ReducedGemm {
         // Rows that do not divide evenly over the ranks are summed in one call.
         if (y.elements() % parallel.size() == 0)
           traced(context, 'C', "start sum of a chunk",
-                 [&] { last_.emplace(comm::Reduction::all_reduce(*parallel.group, y)); });
+                 [&] { last_.emplace(comm::Reduction::all_reduce(*parallel.group, y, purpose)); });
         else
-          comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
+          comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}), purpose);
         continue;
       }
       CategoryScope scope(MemoryCategory::workspace);
@@ -195,7 +198,7 @@ class ReducedGemm {
         });
       finish_last();
       traced(context, 'C', "start sum of a chunk", [&] {
-        last_.emplace(comm::Reduction::reduce_scatter(*parallel.group, y, rows_of(sum_, range)));
+        last_.emplace(comm::Reduction::reduce_scatter(*parallel.group, y, rows_of(sum_, range), purpose));
       });
     }
   }
@@ -255,7 +258,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     const GemmEpilogueTensors epilogue{.bias = *b};
     if (parallel.shards_rows()) {
       y = gemm_of_gathered(
-          tape.context(), x.value, w.outputs(), parallel,
+          tape.context(), x.value, w.outputs(), parallel, "input of " + weight.name(),
           [&](const Tensor& from, const Tensor& to) { w.multiply(from, to, false, epilogue); });
     } else {
       y = Tensor::empty(tape.device(), {rows, w.outputs()}, x.dtype());
@@ -278,7 +281,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     // The gather of x overlaps with dx, and the sum of dx overlaps with the weight gradients.
     std::optional<Gather> gather;
     if (trainable && parallel.shards_rows()) {
-      gather.emplace(ctx.context(), ctx.saved(0), parallel);
+      gather.emplace(ctx.context(), ctx.saved(0), parallel, "input again of " + weight.name());
       gather->start({0, ctx.saved(0).size(0)});
     }
     const LinearWeight w(ctx, weight);
@@ -287,7 +290,8 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       multiply_keeping_all(w, from, to, trainable ? dy.size(0) : 0, dy_of_weight);
     };
     std::optional<ReducedGemm<decltype(gemm)>> dx;
-    if (ctx.needs(0)) dx.emplace(ctx.context(), dy, w.inputs(), parallel, gemm);
+    if (ctx.needs(0))
+      dx.emplace(ctx.context(), dy, w.inputs(), parallel, "input gradient of " + weight.name(), gemm);
     if (trainable) {
       StepContext& context = ctx.context();
       GemmOperand x_all = gather
@@ -318,8 +322,9 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
     const auto gemm = [&](const Tensor& from, const Tensor& to) {
       multiply_keeping_all(w, from, to, trainable ? rows : 0, kept);
     };
-    record.outputs = {
-        ReducedGemm<decltype(gemm)>(tape.context(), x.value, w.outputs(), parallel, gemm).finish()};
+    record.outputs = {ReducedGemm<decltype(gemm)>(tape.context(), x.value, w.outputs(), parallel,
+                                                  "output of " + weight.name(), gemm)
+                          .finish()};
   }
   const Tensor& y = record.outputs[0];
   if (trainable && !kept.values.defined())
@@ -338,20 +343,21 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
       const auto gemm = [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); };
       // Both GEMMs need all rows of dy; gather them once. The codes of all rows serve both.
       const bool gathers = trainable && parallel.shards_rows();
+      const std::string purpose = "output gradient of " + weight.name();
       const bool in_chunks = chunks_of(dy.size(0), parallel.splits).size() > 1;
       if (gathers && in_chunks && ctx.needs(0) && !ctx.context().store.scaling(weight)) {
         const Tensor dx = Tensor::empty(ctx.device(), {dy.size(0) * parallel.size(), in}, dy.dtype());
-        dy = gather_beside_gemms(ctx.context(), dy, dx, parallel, gemm);
+        dy = gather_beside_gemms(ctx.context(), dy, dx, parallel, purpose, gemm);
         ctx.accumulate_gradient(0, dx);
       } else if (ctx.needs(0) && (trainable || !parallel.shards_rows())) {
-        if (gathers) dy = gathered(ctx.context(), dy, parallel);
+        if (gathers) dy = gathered(ctx.context(), dy, parallel, purpose);
         const Tensor dx = Tensor::empty(ctx.device(), {dy.size(0), in}, dy.dtype());
         dy_of_weight = w.multiply(dy, dx, trainable);
         ctx.accumulate_gradient(0, dx);
       } else if (ctx.needs(0)) {
-        ctx.accumulate_gradient(0, gemm_of_gathered(ctx.context(), dy, in, parallel, gemm));
+        ctx.accumulate_gradient(0, gemm_of_gathered(ctx.context(), dy, in, parallel, purpose, gemm));
       } else if (gathers) {
-        dy = gathered(ctx.context(), dy, parallel);
+        dy = gathered(ctx.context(), dy, parallel, purpose);
       }
     }
     if (!trainable) return;
@@ -362,7 +368,8 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   return tape.record(std::move(record))[0];
 }
 
-Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
+Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel,
+                            const std::string& purpose) {
   if (parallel.is_single()) return x;
   const bool sharded = parallel.shards_rows();
   const double one = sent(x.value, parallel, sharded ? parallel.size() : 2);
@@ -372,23 +379,24 @@ Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& para
   return tape.record(
       {.name = "copy_to_tensor_parallel",
        .inputs = {x},
-       .outputs = {sharded ? gathered(tape.context(), x.value, parallel) : x.value},
+       .outputs = {sharded ? gathered(tape.context(), x.value, parallel, purpose) : x.value},
        .cost = forward,
        .backward_cost = backward,
-       .backward = [parallel, sharded](BackwardContext& ctx) {
+       .backward = [parallel, sharded, what = "gradients of " + purpose](BackwardContext& ctx) {
          Tensor dy = std::move(ctx.output_gradient());
          if (!sharded) {
            if (!dy.unique()) dy = copy_of(dy);
-           comm::all_reduce_sum_any(*parallel.group, dy.view({dy.elements()}));
+           comm::all_reduce_sum_any(*parallel.group, dy.view({dy.elements()}), what);
            return ctx.accumulate_gradient(0, std::move(dy));
          }
          const Tensor dx = Tensor::empty(dy.device(), {dy.size(0) / parallel.size(), dy.size(1)}, dy.dtype());
-         comm::Reduction::reduce_scatter(*parallel.group, dy, dx).finish();
+         comm::Reduction::reduce_scatter(*parallel.group, dy, dx, what).finish();
          ctx.accumulate_gradient(0, dx);
        }})[0];
 }
 
-Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
+Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel,
+                                const std::string& purpose) {
   if (parallel.is_single()) return x;
   const bool sharded = parallel.shards_rows();
   Cost forward, backward;
@@ -398,20 +406,21 @@ Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& 
   if (sharded) {
     CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0, "rows of " + x.value.text() + " over the tensor ranks");
     y = Tensor::empty(tape.device(), {x.size(0) / parallel.size(), x.size(1)}, x.dtype());
-    comm::Reduction::reduce_scatter(*parallel.group, x.value, y).finish();
+    comm::Reduction::reduce_scatter(*parallel.group, x.value, y, purpose).finish();
   } else {
     y = copy_of(x.value);
-    comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
+    comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}), purpose);
   }
-  return tape.record({.name = "reduce_from_tensor_parallel",
-                      .inputs = {x},
-                      .outputs = {y},
-                      .cost = forward,
-                      .backward_cost = backward,
-                      .backward = [parallel, sharded](BackwardContext& ctx) {
-                        const Tensor& dy = ctx.output_gradient();
-                        ctx.accumulate_gradient(0, sharded ? gathered(ctx.context(), dy, parallel) : dy);
-                      }})[0];
+  return tape.record(
+      {.name = "reduce_from_tensor_parallel",
+       .inputs = {x},
+       .outputs = {y},
+       .cost = forward,
+       .backward_cost = backward,
+       .backward = [parallel, sharded, what = "gradients of " + purpose](BackwardContext& ctx) {
+         const Tensor& dy = ctx.output_gradient();
+         ctx.accumulate_gradient(0, sharded ? gathered(ctx.context(), dy, parallel, what) : dy);
+       }})[0];
 }
 
 }  // namespace capstan::ops

@@ -39,12 +39,15 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
 Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorParallel& parallel);
 
 // Gathers all rows of x before a GEMM that does not reduce its input gradient (the head). Backward: the sum
-// of dx over the ranks, sharded by rows where x was.
-Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel);
+// of dx over the ranks, sharded by rows where x was. purpose, here and below: what the rows are
+// (comm::TransferBatch).
+Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel,
+                            const std::string& purpose);
 
 // Completes a partial sum over the ranks (a vocabulary shard's embedding); with `sequence` the result is
 // sharded by rows.
-Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel);
+Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel,
+                                const std::string& purpose);
 
 // This rank's rows of a replicated tensor without a gradient: token ids, positions.
 Tensor local_rows(const Tensor& x, const TensorParallel& parallel);

@@ -98,7 +98,7 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
     bool gathered;
   };
   std::vector<Owned> owned;
-  comm::TransferBatch to_owners;
+  comm::TransferBatch to_owners("matrices to their owners");
   for (const Matrix& matrix : matrices) {
     const Shard shard = shard_on(matrix, comm::rank_in(groups_.tensor), comm::ranks_of(groups_.tensor));
     const FlatRange range{matrix.begin, shard.shape.elements()};
@@ -129,7 +129,7 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   for (const Owned& o : owned) orthogonalize_shard(*o.matrix, o.values);
   if (!exchanges) return;
   // Returns the parts: the same transfers with source and destination swapped.
-  comm::TransferBatch from_owners;
+  comm::TransferBatch from_owners("orthogonalized matrices");
   for (const comm::TransferBatch::Transfer& transfer : to_owners.transfers())
     if (transfer.kind == comm::TransferBatch::Kind::send)
       from_owners.receive(transfer.from, transfer.peer);
@@ -182,7 +182,7 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
   comm::Communicator& tensor = *groups_.tensor;
   const int ranks = tensor.size();
   const Tensor all = Tensor::empty(shard.device(), {ranks * shard.elements()});
-  tensor.channel().start(comm::TransferBatch().all_gather(shard, all)).wait();
+  tensor.channel().start(comm::TransferBatch("shards of a matrix").all_gather(shard, all)).wait();
   const Tensor full = Tensor::empty(shard.device(), matrix.global);
   const auto for_segments = [&](int rank, bool all_replicas, const auto& body) {
     const Shard there = shard_on(matrix, rank, ranks);
@@ -236,7 +236,7 @@ void Orthogonalizer::normalize(const MatrixShard& part) const {
   const int64_t counted = part.replicated ? 0 : elements;
   launch(device, elementwise.weighted_sum_workspace(counted), elementwise.weighted_sum, part.x, part.x,
          counted, squares, false);
-  if (part.sharded_dim >= 0) comm::all_reduce_numbers(*groups_.tensor, squares);
+  if (part.sharded_dim >= 0) comm::all_reduce_numbers(*groups_.tensor, squares, "squares of a matrix");
   launch(device, device.table().optimizers->normalize, squares, kEpsilon, part.x, elements);
 }
 
@@ -259,7 +259,7 @@ void Orthogonalizer::orthogonalize(const MatrixShard& part) const {
     ops::matmul(sides.first, sides.second, x, x, gram);
     if (part.sharded_dim >= 0) {
       if (part.replicated) launch(device, device.table().elementwise->fill, gram, 0.0f, gram.elements());
-      comm::all_reduce_sum_any(*groups_.tensor, gram);
+      comm::all_reduce_sum_any(*groups_.tensor, gram, "Gram matrix");
     }
     copy(gram, polynomial);
     ops::matmul(Transpose::no, Transpose::no, gram, gram, polynomial, k.b, k.c);

@@ -159,7 +159,9 @@ class Muon final : public Adam {
     launch(device_, kernel.update_workspace(range_count(buffer)), kernel.muon_momentum, step, control,
            buffer.table, range_count(buffer), buffer.gradients, buffer.main, state_.back().buffers[b]);
     comm::Communicator* const replica = buffer.groups.replica;
-    gathers_[b] = replica ? comm::start_gather_slices(*replica, buffer.slice) : comm::PendingTransfers();
+    gathers_[b] = replica ? comm::start_gather_slices(*replica, buffer.slice,
+                                                      "momentum of bucket " + std::to_string(buffer.bucket))
+                          : comm::PendingTransfers();
   }
   // The index of the next buffer with matrices, or the number of buffers.
   size_t next_matrices(size_t b) const {

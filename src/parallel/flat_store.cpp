@@ -506,7 +506,7 @@ void FlatStore::start_gather(int block) {
     const Tensor& mine = bucket.plan->codes ? bucket.codes : bucket.values;
     bucket.full = Tensor::empty(device_, {bucket.plan->elements}, mine.dtype());
     bucket.gather = bucket.grid->groups.shard->channel().start(
-        comm::TransferBatch().all_gather(mine, bucket.full).purpose(parameters_of_bucket(index)),
+        comm::TransferBatch(parameters_of_bucket(index)).all_gather(mine, bucket.full),
         follow_replica_gather(bucket));
     bytes += sent_over_shard(bucket, bucket.full.bytes());
     started = true;
@@ -576,9 +576,8 @@ void FlatStore::start_replica_gather(size_t index) {
   const int64_t count = slice.elements() / replica.size();
   const FlatRange mine{replica.rank() * count, count};
   bucket.replica_gather =
-      replica.channel().start(comm::TransferBatch()
-                                  .all_gather(slice.flat_range(mine.begin, mine.count, {mine.count}), slice)
-                                  .purpose(parameters_of_bucket(index)));
+      replica.channel().start(comm::TransferBatch(parameters_of_bucket(index))
+                                  .all_gather(slice.flat_range(mine.begin, mine.count, {mine.count}), slice));
 }
 
 Queue FlatStore::follow_replica_gather(Bucket& bucket) {
@@ -592,7 +591,7 @@ void FlatStore::start_shard_gather(size_t index) {
   Bucket& bucket = buckets_[index];
   const Tensor& all = bucket.plan->codes ? bucket.codes : bucket.values;
   bucket.gather = bucket.grid->groups.shard->channel().start(
-      comm::TransferBatch().all_gather(gathered_slice(bucket), all).purpose(parameters_of_bucket(index)),
+      comm::TransferBatch(parameters_of_bucket(index)).all_gather(gathered_slice(bucket), all),
       follow_replica_gather(bucket));
   trace_start("gather bucket " + std::to_string(index), sent_over_shard(bucket, all.bytes()));
 }

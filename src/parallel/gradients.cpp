@@ -159,8 +159,8 @@ void FlatStore::start_reduce_scatter(PendingReduction& pending) {
   // Without earlier work on the reduce queue, the bucket only waits for the compute queue.
   const Queue written_on = pending.buffers.empty() ? Queue::compute : reduce_queue_;
   pending.over_shard.emplace(comm::Reduction::reduce_scatter(*bucket.grid->groups.shard, pending.in_flight,
-                                                             pending.sum, reduce_queue_, written_on,
-                                                             gradients_of_bucket(pending.bucket)));
+                                                             pending.sum, gradients_of_bucket(pending.bucket),
+                                                             reduce_queue_, written_on));
 }
 
 // Queues all that remains of the reduction on the communication queue.
@@ -239,8 +239,8 @@ void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice
       pending,
       grid.shards_over_replicas
           ? comm::Reduction::reduce_scatter(group, in_flight, in_flight.flat_range(group.rank() * n, n, {n}),
-                                            queue, queue, gradients_of_bucket(pending.bucket))
-          : comm::Reduction::all_reduce(group, in_flight, queue, queue, gradients_of_bucket(pending.bucket)));
+                                            gradients_of_bucket(pending.bucket), queue, queue)
+          : comm::Reduction::all_reduce(group, in_flight, gradients_of_bucket(pending.bucket), queue, queue));
   if (sent != slice.dtype()) cast(in_flight, slice, queue);
 }
 
@@ -256,9 +256,8 @@ void FlatStore::start_gradient_all_gather(size_t index) {
          bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), reduce_queue_);
   }
   bucket.gradient_gather = bucket.grid->groups.shard->channel().start(
-      comm::TransferBatch()
-          .all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), bucket.in_flight)
-          .purpose(gradients_of_bucket(index)),
+      comm::TransferBatch(gradients_of_bucket(index))
+          .all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), bucket.in_flight),
       reduce_queue_);
   trace_start("all_gather gradients, bucket " + std::to_string(index),
               sent_over_shard(bucket, bucket.in_flight.bytes()));
@@ -331,8 +330,10 @@ void FlatStore::reduce_tied() {
       continue;
     finish_gradient_all_gather(index);
     PendingReduction& pending = add_pending(index);
-    add_reduction(pending, comm::Reduction::all_reduce(*groups_.embedding, gradients_of(bucket, bucket.owned),
-                                                       reduce_queue_, reduce_queue_));
+    // The stages count their buckets apart.
+    add_reduction(pending,
+                  comm::Reduction::all_reduce(*groups_.embedding, gradients_of(bucket, bucket.owned),
+                                              "gradients of tied weights", reduce_queue_, reduce_queue_));
     end_reduction(pending);
   }
 }
@@ -359,17 +360,18 @@ void FlatStore::all_reduce_ranges(comm::Communicator* group, PendingReduction& p
   if (padded > total)
     launch(device_, queue, device_.table().elementwise->fill,
            together.flat_range(total, padded - total, {padded - total}), 0.0f, padded - total);
-  add_reduction(pending, comm::Reduction::all_reduce(*group, together, queue, queue,
-                                                     gradients_of_bucket(pending.bucket)));
+  add_reduction(pending, comm::Reduction::all_reduce(*group, together, gradients_of_bucket(pending.bucket),
+                                                     queue, queue));
   copy(true);
 }
 
 void FlatStore::all_reduce_statistics(const Tensor& values, ParameterGrid grid) {
   const GridSharding& sharding = sharding_of(grid);
   const GridGroups& groups = sharding.groups;
-  if (sharding.shards_state) comm::all_reduce_numbers(*groups.shard, values);
-  if (sharding.shards_over_replicas) comm::all_reduce_numbers(*groups.replica, values);
-  if (groups.model) comm::all_reduce_numbers(*groups.model, values);
+  constexpr std::string_view kStatistics = "statistics of a step";
+  if (sharding.shards_state) comm::all_reduce_numbers(*groups.shard, values, kStatistics);
+  if (sharding.shards_over_replicas) comm::all_reduce_numbers(*groups.replica, values, kStatistics);
+  if (groups.model) comm::all_reduce_numbers(*groups.model, values, kStatistics);
 }
 
 }  // namespace capstan::parallel

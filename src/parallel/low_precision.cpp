@@ -105,7 +105,7 @@ void LowPrecisionWeights::raise_maximum(size_t i, const Tensor& values) {
 
 void LowPrecisionWeights::reduce_over_ranks(const Tensor& amax) const {
   for (comm::Communicator* group : groups_)
-    if (group) comm::all_reduce_max(*group, amax);
+    if (group) comm::all_reduce_max(*group, amax, "maxima for scales");
 }
 
 void LowPrecisionWeights::measure_weights(const std::function<bool(const Parameter&)>& changed,

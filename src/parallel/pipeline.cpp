@@ -109,9 +109,8 @@ class Runner {
     Incoming incoming{{}, shard, full};
     traced("start receive of", action, [&] {
       incoming.transfers = link(action, from->rank, rank_)
-                               .start(comm::TransferBatch()
-                                          .receive(shard, comm::StageLink::kSender)
-                                          .purpose(transferred(action, stage_of(action.chunk))));
+                               .start(comm::TransferBatch(transferred(action, stage_of(action.chunk)))
+                                          .receive(shard, comm::StageLink::kSender));
     });
     incoming_.emplace(key, std::move(incoming));
   }
@@ -135,7 +134,8 @@ class Runner {
     traced("wait for", action, [&] { incoming.transfers.wait(); });
     if (!sharded_transfer(incoming.full)) return incoming.full;
     links_.tensor.group->channel()
-        .start(comm::TransferBatch().all_gather(incoming.shard, incoming.full))
+        .start(comm::TransferBatch(transferred(action, stage_of(action.chunk)))
+                   .all_gather(incoming.shard, incoming.full))
         .wait();
     return incoming.full;
   }
@@ -160,9 +160,8 @@ class Runner {
     }
     traced("send", action, [&] {
       sent.push_back(link(action, rank_, to->rank)
-                         .start(comm::TransferBatch()
-                                    .send(shard, comm::StageLink::kReceiver)
-                                    .purpose(transferred(action, map_.stage_of(to->rank, to->chunk)))));
+                         .start(comm::TransferBatch(transferred(action, map_.stage_of(to->rank, to->chunk)))
+                                    .send(shard, comm::StageLink::kReceiver)));
     });
   }
 

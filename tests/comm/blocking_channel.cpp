@@ -26,8 +26,8 @@ TEST_CASE("ranks that receive before they send are named with their transfers, w
   const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8});
   const test::WithBlockingChannel with(group, *device);
   const auto start = std::chrono::steady_clock::now();
-  group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
-  group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
+  group.channel().start(TransferBatch("").receive(arriving, previous_in(group))).wait();
+  group.channel().start(TransferBatch("").send(leaving, next_in(group))).wait();
   const std::string error = test::device_error(*device);
   CAPTURE(error);
   CHECK(
@@ -43,8 +43,8 @@ TEST_CASE("nothing is buffered: ranks that both send before they receive wait fo
   const auto device = make_checked_device(kernels::cpu_table(), 1);
   const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8});
   const test::WithBlockingChannel with(group, *device);
-  group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
-  group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
+  group.channel().start(TransferBatch("").send(leaving, next_in(group))).wait();
+  group.channel().start(TransferBatch("").receive(arriving, previous_in(group))).wait();
   const std::string error = test::device_error(*device);
   CAPTURE(error);
   CHECK(holds(error,
@@ -59,7 +59,7 @@ TEST_CASE("nothing is buffered: a send ends when its peer has come to the receiv
   const test::WithBlockingChannel with(group, *device);
   const Tensor values = Tensor::zeros(*device, {8});
   if (group.rank() == 0) {
-    PendingTransfers sent = group.channel().start(TransferBatch().send(values, 1));
+    PendingTransfers sent = group.channel().start(TransferBatch("").send(values, 1));
     sent.wait(Queue::communication);
     const auto end = device->record(Queue::communication);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -69,7 +69,7 @@ TEST_CASE("nothing is buffered: a send ends when its peer has come to the receiv
     CHECK(end->done());
   } else {
     group.barrier();
-    group.channel().start(TransferBatch().receive(values, 0)).wait();
+    group.channel().start(TransferBatch("").receive(values, 0)).wait();
     device->synchronize();
   }
 }
@@ -80,8 +80,8 @@ TEST_CASE("a ring of three ranks that receive before they send is named with all
   const auto device = make_checked_device(kernels::cpu_table(), 1);
   const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8});
   const test::WithBlockingChannel with(group, *device);
-  group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
-  group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
+  group.channel().start(TransferBatch("").receive(arriving, previous_in(group))).wait();
+  group.channel().start(TransferBatch("").send(leaving, next_in(group))).wait();
   const std::string error = test::device_error(*device);
   CAPTURE(error);
   CHECK(holds(error, "transfers wait for each other: "));
@@ -102,8 +102,8 @@ TEST_CASE("a cycle through the compute queue and two channels is found") {
   const int other = 1 - all.rank();
   // Rank 0 looks first, and has failed when rank 1 looks for the second time.
   if (all.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  in.channel().start(TransferBatch().receive(arriving, other)).wait();
-  out.channel().start(TransferBatch().send(leaving, other)).wait();
+  in.channel().start(TransferBatch("").receive(arriving, other)).wait();
+  out.channel().start(TransferBatch("").send(leaving, other)).wait();
   const std::string error = test::device_error(*device);
   CAPTURE(error);
   CHECK(holds(error, "rank 0, group `backward`, batch 1: receive of 32 bytes from rank 1"));
@@ -139,7 +139,7 @@ TEST_CASE("ranks that start different collectives are named with both") {
   const auto device = make_checked_device(kernels::cpu_table(), 1);
   const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {16});
   const test::WithBlockingChannel with(group, *device);
-  TransferBatch batch;
+  TransferBatch batch("");
   if (group.rank() == 0)
     batch.all_gather(mine, all);
   else
@@ -155,25 +155,47 @@ TEST_CASE("ranks that start different collectives are named with both") {
 TEST_CASE("ranks that exchange two collectives of one kind and size are named by their purposes") {
   Communicator& group = world().communicator();
   if (group.size() != 2) return;
-  for (const bool exchanged : {false, true}) {
-    CAPTURE(exchanged);
-    const auto device = make_checked_device(kernels::cpu_table(), 1);
-    const test::WithBlockingChannel with(group, *device);
-    const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {16});
-    const int first = exchanged ? group.rank() : 0;
-    for (const int bucket : {first, 1 - first})
-      group.channel()
-          .start(TransferBatch().all_gather(mine, all).purpose("bucket " + std::to_string(bucket)))
-          .wait();
-    const std::string error = test::device_error(*device);
-    CAPTURE(error);
-    CHECK(error.empty() != exchanged);
-    if (!exchanged) continue;
-    CHECK(holds(error, "transfers of group `world` do not match"));
-    CHECK(holds(error, "all_gather of 32 bytes (bucket 0)"));
-    CHECK(holds(error, "all_gather of 32 bytes (bucket 1)"));
-    while (!test::device_error(*device).empty()) continue;
-  }
+  struct Collective {
+    const char* text;
+    void (*start)(Communicator& group, const Tensor& values, const std::string& purpose);
+  };
+  const std::array collectives{
+      Collective{"all_gather of 32 bytes",
+                 [](Communicator& g, const Tensor& values, const std::string& purpose) {
+                   const Tensor all = Tensor::zeros(values.device(), {16});
+                   g.channel().start(TransferBatch(purpose).all_gather(values, all)).wait();
+                 }},
+      // Named by the bytes for one rank.
+      Collective{"all_to_all of 16 bytes",
+                 [](Communicator& g, const Tensor& values, const std::string& purpose) {
+                   all_reduce_sum_any(g, values, purpose);
+                 }},
+      Collective{"all_gather of 32 bytes",
+                 [](Communicator& g, const Tensor& values, const std::string& purpose) {
+                   all_reduce_max(g, values, purpose);
+                 }},
+      Collective{"all_gather of 16 bytes",
+                 [](Communicator& g, const Tensor& values, const std::string& purpose) {
+                   start_gather_slices(g, values, purpose).wait();
+                 }}};
+  for (const auto& [text, start] : collectives)
+    for (const bool exchanged : {false, true}) {
+      CAPTURE(text);
+      CAPTURE(exchanged);
+      const auto device = make_checked_device(kernels::cpu_table(), 1);
+      const test::WithBlockingChannel with(group, *device);
+      const Tensor values = Tensor::zeros(*device, {8});
+      const int first = exchanged ? group.rank() : 0;
+      for (const int bucket : {first, 1 - first}) start(group, values, "bucket " + std::to_string(bucket));
+      const std::string error = test::device_error(*device);
+      CAPTURE(error);
+      CHECK(error.empty() != exchanged);
+      if (!exchanged) continue;
+      CHECK(holds(error, "transfers of group `world` do not match"));
+      for (const char* bucket : {" (bucket 0)", " (bucket 1)"})
+        CHECK(holds(error, text + std::string(bucket)));
+      while (!test::device_error(*device).empty()) continue;
+    }
 }
 
 TEST_CASE("ranks that start the batches of two groups in different orders are named with both batches") {
@@ -190,7 +212,7 @@ TEST_CASE("ranks that start the batches of two groups in different orders are na
     const Tensor mine = Tensor::zeros(*device, {8}), first = Tensor::zeros(*device, {16}),
                  second = Tensor::zeros(*device, {16});
     const auto start = [&](Communicator& group, const Tensor& to) {
-      return group.channel().start(TransferBatch().all_gather(mine, to));
+      return group.channel().start(TransferBatch("").all_gather(mine, to));
     };
     start(*tp, first).wait();
     start(*dp, second).wait();
@@ -237,7 +259,7 @@ TEST_CASE("a kernel that does not wait for a batch is named with the batch") {
     const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8}),
                  other = Tensor::zeros(*device, {8});
     PendingTransfers transfers = group.channel().start(
-        TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
+        TransferBatch("").receive(arriving, previous_in(group)).send(leaving, next_in(group)));
     std::string expected;
     const auto plant = [&] {
       switch (bug) {
@@ -297,7 +319,7 @@ TEST_CASE("a kernel that uses columns of a batch's tensors and does not wait for
       launch(*device, copy_rows, columns(from), kColumns, columns(to), kColumns, kRows, kSome);
     };
     PendingTransfers transfers = group.channel().start(
-        TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
+        TransferBatch("").receive(arriving, previous_in(group)).send(leaving, next_in(group)));
     // A sent tensor may be read.
     copy(leaving, other);
     if (bug == Bug::reads_early) copy(arriving, other);
@@ -331,7 +353,7 @@ TEST_CASE("an all-gather in place leaves this rank's part readable, and no other
   const auto& cast = kernels::cpu_table().elementwise->cast;
   const Tensor all = Tensor::zeros(*device, {16}), other = Tensor::zeros(*device, {8});
   const auto part = [&](int rank) { return all.flat_range(8 * rank, 8, {8}); };
-  PendingTransfers transfers = group.channel().start(TransferBatch().all_gather(part(group.rank()), all));
+  PendingTransfers transfers = group.channel().start(TransferBatch("").all_gather(part(group.rank()), all));
   launch(*device, cast, part(group.rank()), other, 8);
   CHECK_NOTHROW(device->record(Queue::compute)->wait());
   launch(*device, cast, part(1 - group.rank()), other, 8);
@@ -347,7 +369,7 @@ TEST_CASE("through host memory too, an all-gather in place leaves this rank's pa
     const auto device = make_checked_device(kernels::cpu_table(), 1);
     const Tensor all = Tensor::zeros(*device, {16}), other = Tensor::zeros(*device, {8});
     const auto part = [&](int rank) { return all.flat_range(8 * rank, 8, {8}); };
-    PendingTransfers transfers = group.channel().start(TransferBatch().all_gather(part(group.rank()), all));
+    PendingTransfers transfers = group.channel().start(TransferBatch("").all_gather(part(group.rank()), all));
     launch(*device, kernels::cpu_table().elementwise->cast, part(own ? group.rank() : 1 - group.rank()),
            other, 8);
     transfers.wait(Queue::communication);
@@ -368,7 +390,7 @@ TEST_CASE("what a batch brings is there for kernels that wait for it") {
   const Tensor arriving = Tensor::zeros(*device, {8}),
                leaving = Tensor::from_host<float>(*device, {8}, values);
   PendingTransfers transfers = group.channel().start(
-      TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
+      TransferBatch("").receive(arriving, previous_in(group)).send(leaving, next_in(group)));
   transfers.wait();
   CHECK(arriving.to_host<float>()[0] == 1.0f + static_cast<float>(previous_in(group)));
 }
@@ -381,7 +403,7 @@ TEST_CASE("a sum on the communication queue is complete while the compute queue 
   const float mine = 1.0f + static_cast<float>(group.rank());
   const Tensor values = Tensor::from_host<float>(*device, {6}, std::vector<float>(6, mine));
   const Tensor sum = Tensor::zeros(*device, {3});
-  Reduction reduction = Reduction::reduce_scatter(group, values, sum, Queue::communication);
+  Reduction reduction = Reduction::reduce_scatter(group, values, sum, "", Queue::communication);
   reduction.start_sum();
   const auto summed = device->record(Queue::communication);
   std::atomic<bool> seen{false};
@@ -410,7 +432,7 @@ TEST_CASE("a transfer waits for the sum before it only where its values are writ
     const Tensor first = Tensor::from_host<float>(*device, {6}, ones),
                  second = Tensor::from_host<float>(*device, {6}, ones);
     const auto start = [&](const Tensor& values, Queue queue) {
-      return Reduction::reduce_scatter(group, values, values.flat_range(3 * group.rank(), 3, {3}),
+      return Reduction::reduce_scatter(group, values, values.flat_range(3 * group.rank(), 3, {3}), "",
                                        Queue::communication, queue);
     };
     Reduction a = start(first, Queue::compute);

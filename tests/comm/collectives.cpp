@@ -102,19 +102,19 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
   on_every_channel(group, [&](Device& device) {
     const Tensor a = Tensor::from_host<float>(device, {count}, values),
                  b = Tensor::from_host<float>(device, {count}, values);
-    all_reduce_sum(group, a);
+    all_reduce_sum(group, a, "");
     CHECK(a.to_host<float>() == expected);
-    reduce_scatter_sum(group, b);
-    start_gather_slices(group, b).wait();
+    reduce_scatter_sum(group, b, "");
+    start_gather_slices(group, b, "").wait();
     CHECK(b.to_host<float>() == expected);
     const Tensor odd = Tensor::from_host<float>(device, {17}, std::span<const float>(values).first(17));
-    all_reduce_sum_any(group, odd);
+    all_reduce_sum_any(group, odd, "");
     CHECK(odd.to_host<float>() == std::vector<float>(expected.begin(), expected.begin() + 17));
 
     // The slice alone, while something else is launched.
     const Tensor c = Tensor::from_host<float>(device, {count}, values),
                  part = Tensor::empty(device, {count / n});
-    auto reduction = Reduction::reduce_scatter(group, c, part);
+    auto reduction = Reduction::reduce_scatter(group, c, part, "");
     CHECK(Tensor::zeros(device, {5}).to_host<float>()[4] == 0.0f);
     reduction.finish();
     reduction.finish();
@@ -130,7 +130,7 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
         rounded[static_cast<size_t>(i)] = static_cast<float>(T(sum));
       }
       const Tensor d = Tensor::from_host<T>(device, {count}, std::vector<T>(values.begin(), values.end()));
-      all_reduce_sum(group, d);
+      all_reduce_sum(group, d, "");
       CHECK(d.to_floats() == rounded);
     };
     check_half(bf16());
@@ -138,18 +138,18 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
 
     const Tensor most =
         Tensor::from_host<float>(device, {3}, std::vector<float>{float(me), -float(me), 2.0f});
-    all_reduce_max(group, most);
+    all_reduce_max(group, most, "");
     CHECK(most.to_host<float>() == std::vector<float>{float(n - 1), 0.0f, 2.0f});
 
     // In rank order, as on the host: another order would round otherwise.
     std::vector<double> numbers{1.0 / (me + 3), me % 2 == 0 ? 1e17 : -1e17, 1.0};
     const Tensor sums = Tensor::from_host<double>(device, {3}, numbers);
-    all_reduce_numbers(group, sums);
+    all_reduce_numbers(group, sums, "");
     all_reduce(group, numbers);
     CHECK(sums.to_host<double>() == numbers);
     const Tensor counts =
         Tensor::from_host<int64_t>(device, {1}, std::vector<int64_t>{int64_t{1} << (50 + me)});
-    all_reduce_numbers(group, counts);
+    all_reduce_numbers(group, counts, "");
     CHECK(counts.to_host<int64_t>()[0] == (int64_t{1} << (50 + n)) - (int64_t{1} << 50));
   });
   CHECK(all_reduce(group, static_cast<double>(me + 1)) == n * (n + 1) / 2.0);
@@ -172,7 +172,7 @@ TEST_CASE(
     const auto count = static_cast<size_t>(n);
     const Tensor mine = upload(numbers(me, 1, 3)), all = upload(numbers(-1, 0, 3 * count)),
                  parts = upload(numbers(me, 2, 2 * count)), received = upload(numbers(-1, 0, 2 * count));
-    group.channel().start(TransferBatch().all_gather(mine, all).all_to_all(parts, received)).wait();
+    group.channel().start(TransferBatch("").all_gather(mine, all).all_to_all(parts, received)).wait();
     std::vector<int32_t> expected_all, expected_parts;
     for (int r = 0; r < n; ++r) {
       for (const int32_t v : numbers(r, 1, 3)) expected_all.push_back(v);
@@ -186,13 +186,13 @@ TEST_CASE(
     // numbers are more than a channel moves at once.
     const size_t large = 20'000;
     const Tensor first = upload(numbers(-1, 0, large)), second = upload({-1, -1}), third = upload({-1});
-    PendingTransfers pair = group.channel().start(TransferBatch()
+    PendingTransfers pair = group.channel().start(TransferBatch("")
                                                       .send(upload(numbers(me, 3, large)), next_in(group))
                                                       .send(upload(numbers(me, 4, 2)), next_in(group))
                                                       .receive(first, previous_in(group))
                                                       .receive(second, previous_in(group)));
     PendingTransfers single = group.channel().start(
-        TransferBatch().receive(third, previous_in(group)).send(upload(numbers(me, 5, 1)), next_in(group)));
+        TransferBatch("").receive(third, previous_in(group)).send(upload(numbers(me, 5, 1)), next_in(group)));
     single.wait();
     pair.wait();
     pair.wait();
@@ -213,7 +213,7 @@ TEST_CASE("the host buffers of transfers are counted, used again, and as many on
     const auto zeros = [&](int64_t n) { return Tensor::zeros(device, {n}); };
     const auto start = [&](int64_t n) {
       return ranks.channel().start(
-          TransferBatch().send(zeros(n), next_in(ranks)).receive(zeros(n), previous_in(ranks)));
+          TransferBatch("").send(zeros(n), next_in(ranks)).receive(zeros(n), previous_in(ranks)));
     };
     for (int round = 0; round < 5; ++round) {
       PendingTransfers first = start(1000), second = start(1000), third = start(300);
@@ -240,7 +240,7 @@ TEST_CASE("on the meta device nothing is sent or touched") {
   const auto device = make_meta_device(kernels::cpu_table(), 1);
   const auto group = make_meta_communicator(1, 4, "cp");
   group->channel()
-      .start(TransferBatch()
+      .start(TransferBatch("")
                  .send(Tensor::empty(*device, {8}), 2)
                  .receive(Tensor::empty(*device, {8}), 0)
                  .all_gather(Tensor::empty(*device, {8}), Tensor::empty(*device, {32})))

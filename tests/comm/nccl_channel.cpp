@@ -37,7 +37,7 @@ Tensor filled(Device& device, float value) {
 }
 // Each rank sends to the next one.
 TransferBatch rotation(const Communicator& group, const Tensor& leaving, const Tensor& arriving) {
-  return TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group));
+  return TransferBatch("").receive(arriving, previous_in(group)).send(leaving, next_in(group));
 }
 std::string message_of(const std::function<void()>& body) {
   try {
@@ -115,12 +115,12 @@ TEST_CASE("nccl: what the device works on is published, with world ranks") {
   const test::WithNcclChannel with(*dp, *device);
   const Tensor mine = filled(*device, 1), all = Tensor::zeros(*device, {16});
   // The world's watchdog polls.
-  dp->channel().start(TransferBatch().all_gather(mine, all)).wait();
+  dp->channel().start(TransferBatch("").all_gather(mine, all)).wait();
   device->synchronize();
   CHECK(batches.started == 1);
   wait_for([&] { return batches.done == 1 && batches.begun == 1; });
   if (dp->rank() == 1) group.barrier();
-  dp->channel().start(TransferBatch().all_gather(mine, all)).wait();
+  dp->channel().start(TransferBatch("").all_gather(mine, all)).wait();
   if (dp->rank() == 0) {
     // The other rank has not come.
     wait_for([&] { return batches.begun == 2; });
@@ -152,7 +152,7 @@ TEST_CASE("nccl: an error of each call names rank, group and call") {
     const std::string error = message_of([&] {
       const test::WithNcclChannel with(group, *device);
       const Tensor mine = filled(*device, 1), all = Tensor::zeros(*device, {16});
-      group.channel().start(TransferBatch().all_gather(mine, all)).wait();
+      group.channel().start(TransferBatch("").all_gather(mine, all)).wait();
     });
     group.use_channel(nullptr);
     const std::string reason = ": fake_nccl_" + std::string(function) + ": planted error";
@@ -199,11 +199,11 @@ TEST_CASE(
     const auto other = group.split(0, group.rank(), "other");
     const test::WithNcclChannel with(group, *device, 60, watch), second(*other, *device, 60, watch);
     const Tensor mine = filled(*device, 1), all = Tensor::zeros(*device, {16});
-    group.channel().start(TransferBatch().all_gather(mine, all)).wait();
+    group.channel().start(TransferBatch("").all_gather(mine, all)).wait();
     device->synchronize();
     CHECK(!watch->poll());
     test::fake_nccl().fails_at = 2;
-    group.channel().start(TransferBatch().all_gather(mine, all)).wait();
+    group.channel().start(TransferBatch("").all_gather(mine, all)).wait();
     std::optional<std::string> problem;
     wait_for([&] { return (problem = watch->poll()).has_value(); });
     CHECK(*problem ==
@@ -221,7 +221,7 @@ TEST_CASE(
     CHECK(test::fake_nccl().open == 0);
     // Later calls fail with the same error, and so do channels made later.
     CHECK(message_of([&] { device->synchronize(); }) == "the network is down");
-    CHECK(message_of([&] { other->channel().start(TransferBatch().all_gather(mine, all)).wait(); }) ==
+    CHECK(message_of([&] { other->channel().start(TransferBatch("").all_gather(mine, all)).wait(); }) ==
           "the network is down");
   }
   device.reset();

@@ -31,19 +31,22 @@ struct Ranks {
   bool is_faulty() const { return world.rank() == 1; }
 
   void gather(Communicator& group) const {
-    group.channel().start(TransferBatch().all_gather(small, large)).wait();
+    group.channel().start(TransferBatch("").all_gather(small, large)).wait();
   }
   void receive(Communicator& group) const {
-    group.channel().start(TransferBatch().receive(small, other())).wait();
+    group.channel().start(TransferBatch("").receive(small, other())).wait();
   }
-  void send(Communicator& group) const { group.channel().start(TransferBatch().send(small, other())).wait(); }
+  void send(Communicator& group) const {
+    group.channel().start(TransferBatch("").send(small, other())).wait();
+  }
 };
 
 void run_fault(const std::string& fault, const Ranks& on) {
   // Connects the ranks, unless that is the fault.
   if (fault != "unconnected") {
     on.dp.channel()
-        .start(TransferBatch().receive(on.small, on.other()).send(on.large.flat_range(0, 8, {8}), on.other()))
+        .start(
+            TransferBatch("").receive(on.small, on.other()).send(on.large.flat_range(0, 8, {8}), on.other()))
         .wait();
     on.gather(on.tp);
     on.device.synchronize();
@@ -53,7 +56,7 @@ void run_fault(const std::string& fault, const Ranks& on) {
     on.send(on.dp);
   } else if (fault == "another_collective" && on.is_faulty()) {
     const Tensor received = Tensor::zeros(on.device, {16});
-    on.dp.channel().start(TransferBatch().all_to_all(on.large, received)).wait();
+    on.dp.channel().start(TransferBatch("").all_to_all(on.large, received)).wait();
   } else if (fault == "crossed_groups") {
     // The compute queue of each rank waits for one group before the other's batch begins.
     on.gather(on.is_faulty() ? on.tp : on.dp);

@@ -197,8 +197,8 @@ class GatherStore final : public ParamStore {
  protected:
   void gradient_ready(const Parameter& p) override {
     ++ready_[static_cast<size_t>(p.index())];
-    comm::reduce_scatter_sum(group_,
-                             gradients_[static_cast<size_t>(p.index())].view({p.spec().shape.elements()}));
+    comm::reduce_scatter_sum(
+        group_, gradients_[static_cast<size_t>(p.index())].view({p.spec().shape.elements()}), "");
   }
 
  private:
@@ -294,7 +294,7 @@ TEST_CASE_TEMPLATE(
         const Var x = tape.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, mine), true);
         const Tape::Body layer = [&](Tape& t, std::span<const Var> in) -> std::vector<Var> {
           const Var h = tanh(t, linear(t, in[0], p1));
-          return {subtract(t, h, ops::all_reduce(t, column_mean(t, h, rows_of_all), group))};
+          return {subtract(t, h, ops::all_reduce(t, column_mean(t, h, rows_of_all), group, "means"))};
         };
         const Var c =
             recompute ? tape.recompute("layer 1", {x}, layer)[0] : layer(tape, std::vector<Var>{x})[0];

@@ -161,7 +161,7 @@ TEST_CASE("a rank without rows stays in step with ranks that have some, also in 
   const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {8 * group.size()});
   for (const CountMatrix& counts : count_matrices()) {
     check_exchange(*device, counts, 2, DType::f32);
-    other->channel().start(comm::TransferBatch().all_gather(mine, all)).wait();
+    other->channel().start(comm::TransferBatch("").all_gather(mine, all)).wait();
   }
   CHECK(test::device_error(*device).empty());
 }

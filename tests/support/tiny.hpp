@@ -36,4 +36,15 @@ inline config::Config tiny_config(bool llama, int64_t ranks = 1) {
   return c;
 }
 
+// Llama-like with experts in every layer, which are divided over `ranks`, and a shared expert.
+inline config::Config tiny_experts_config(int64_t ranks = 1) {
+  config::Config c = tiny_config(true, ranks);
+  auto& m = c.model;
+  m.num_moe_experts = 4, m.moe_ffn_hidden_size = 16, m.moe_shared_expert_intermediate_size = 32,
+  m.moe_aux_loss_coeff = 0.01;
+  c.dist.expert_model_parallel_size = ranks;
+  c.dist.expert_tensor_parallel_size = c.dist.expert_data_parallel_size = 1;
+  return c;
+}
+
 }  // namespace capstan::testing

@@ -1,15 +1,19 @@
 // The checked device finds every missing copy and wait.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.hpp"
 #include "support/processes.hpp"
@@ -99,6 +103,46 @@ TEST_CASE(
     CHECK(std::equal(moved.begin(), moved.begin() + 5, expected.begin() + 10));
     CHECK(x.text() == "fp32[1000] on checked");
   }
+}
+
+TEST_CASE("a queue of the checked device holds some work until a wait needs it, other work by seed") {
+  constexpr int kItems = 256, kSeeds = 8;
+  std::array<std::atomic<int>, kSeeds> ran{};
+  std::vector<std::unique_ptr<CheckedQueue>> queues;
+  for (size_t seed = 0; seed < kSeeds; ++seed) {
+    queues.push_back(std::make_unique<CheckedQueue>(seed, CheckedQueue::HeldItems::some));
+    for (int i = 0; i < kItems; ++i) queues.back()->push([&count = ran[seed]] { ++count; });
+  }
+  // Each queue stops at the first item that it holds.
+  const auto counts = [&] { return std::vector<int>(ran.begin(), ran.end()); };
+  std::vector<int> before, now = counts();
+  const auto differ = [&] { return std::set<int>(now.begin(), now.end()).size() > kSeeds / 2; };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while ((before != now || !differ()) && std::chrono::steady_clock::now() < end) {
+    before = now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    now = counts();
+  }
+  CHECK(differ());
+  for (size_t seed = 0; seed < kSeeds; ++seed) {
+    CHECK(now[seed] < kItems);
+    queues[seed]->wait(queues[seed]->last());
+    CHECK(ran[seed].load() == kItems);
+  }
+}
+
+TEST_CASE("a queue of the checked device delays some of its work") {
+  // The delays of these items are 15 ms at least with each of the seeds; without them the fastest takes less.
+  constexpr int kItems = 8192;
+  auto fastest = std::chrono::steady_clock::duration::max();
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const auto start = std::chrono::steady_clock::now();
+    CheckedQueue queue(seed, CheckedQueue::HeldItems::none);
+    for (int i = 0; i < kItems; ++i) queue.push([] {});
+    queue.wait(queue.last());
+    fastest = std::min(fastest, std::chrono::steady_clock::now() - start);
+  }
+  CHECK(fastest >= std::chrono::milliseconds(15));
 }
 
 TEST_CASE("checked device: host code that touches a tensor's memory crashes") {

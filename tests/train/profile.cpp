@@ -27,6 +27,7 @@
 using namespace capstan;
 using namespace capstan::train;
 using capstan::testing::tiny_config;
+using capstan::testing::tiny_experts_config;
 
 namespace {
 
@@ -89,6 +90,13 @@ std::vector<config::Config> variants() {
     choose(c.mixed_precision);
     list.push_back(c);
   }
+  list.push_back(tiny_experts_config());
+  // The last index is a multiple of 4: on the checked device too.
+  list.push_back(tiny_experts_config());
+  config::Config& c = list.back();
+  c.mixed_precision.params_dtype = config::Precision::bf16;
+  c.model.recompute_granularity = config::RecomputeGranularity::selective;
+  c.model.recompute_modules = {config::RecomputeModule::moe};
   return list;
 }
 
@@ -128,7 +136,8 @@ TEST_CASE("the peak of a step is estimated by category within 2 %, and the syste
 
 TEST_CASE("the memory of a step is estimated on the checked device, and the system is not asked again") {
   const std::vector<config::Config> all = variants();
-  // Every precision and every kind of recomputation.
+  // Every precision and every kind of recomputation, and experts.
+  REQUIRE((all.size() - 1) % 4 == 0);
   for (size_t i = 0; i < all.size(); i += 4) {
     config::Config config = all[i];
     config.train.device = config::DeviceKind::checked;
@@ -410,6 +419,27 @@ TEST_CASE("the launches of a step are counted: those of a layer, and an update o
                     more = launches_of_step(config, 2, 7);
       CHECK(more - twice == 5 * (twice - once));
     }
+}
+
+TEST_CASE("the launches of a layer are counted: with experts, and with latent attention") {
+  // docs/performance.md has these numbers. In bf16 the backward pass of the router converts its weight, its
+  // input and the gradient of its input.
+  for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
+    CAPTURE(static_cast<int>(precision));
+    config::Config experts = tiny_experts_config(), latent = tiny_config(true);
+    auto& m = latent.model;
+    m.multi_latent_attention = m.qk_layernorm = true;
+    m.num_query_groups = m.num_attention_heads;
+    m.q_lora_rank = 16, m.kv_lora_rank = 12, m.qk_head_dim = 8, m.qk_pos_emb_head_dim = 4, m.v_head_dim = 8;
+    m.kv_channels = m.qk_head_dim + m.qk_pos_emb_head_dim;
+    m.latent_layernorm_epsilon = m.layernorm_epsilon;
+    experts.mixed_precision.params_dtype = latent.mixed_precision.params_dtype = precision;
+    const LayerLaunches of_experts = launches_of_layer(experts), of_latent = launches_of_layer(latent);
+    CHECK(of_experts.of_micro_batch == (precision == config::Precision::fp32 ? 56 : 59));
+    CHECK(of_experts.of_step == 5);
+    CHECK(of_latent.of_micro_batch == 51);
+    CHECK(of_latent.of_step == 4);
+  }
 }
 
 TEST_CASE("the launches of a step on the checked device are those on the CPU") {

@@ -336,7 +336,7 @@ TEST_CASE("what a transfer brings stays in host memory until the device has copi
       while (!released.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
     group.channel()
-        .start(comm::TransferBatch()
+        .start(comm::TransferBatch("")
                    .receive(arriving, comm::previous_in(group))
                    .send(leaving, comm::next_in(group)))
         .wait();

@@ -120,6 +120,47 @@ TEST_CASE("the host waits for the device once a step under every kind of paralle
   CHECK(waits_of_a_step(on_stand_in(config)) == 1);
 }
 
+TEST_CASE(
+    "the host waits once a step with experts, and where they exchange tokens once a layer and micro-batch; "
+    "memory of the system is taken in the first steps only, unless the number of tokens varies") {
+  struct Kind {
+    config::TokenDispatcher dispatcher;
+    bool padded;
+  };
+  constexpr int64_t kMicroBatches = 3;
+  const int64_t ranks = world().size();
+  for (const auto& [dispatcher, padded] : {Kind{config::TokenDispatcher::allgather, false},
+                                           {config::TokenDispatcher::alltoall, true},
+                                           {config::TokenDispatcher::alltoall, false}})
+    for (const bool recomputes : {false, true}) {
+      CAPTURE(static_cast<int>(dispatcher));
+      CAPTURE(padded);
+      CAPTURE(recomputes);
+      config::Config config = capstan::testing::tiny_experts_config(ranks);
+      set_micro_batches(config, kMicroBatches, ranks);
+      config.model.moe_token_dispatcher_type = dispatcher;
+      if (padded) {
+        config.model.moe_expert_capacity_factor = 2;
+        config.model.moe_pad_expert_input_to_capacity = true;
+      }
+      if (recomputes) {
+        config.model.recompute_granularity = config::RecomputeGranularity::full;
+        config.model.recompute_method = config::RecomputeMethod::uniform;
+        config.model.recompute_num_layers = 1;
+      }
+      const bool reads_counts = dispatcher == config::TokenDispatcher::alltoall && !padded && ranks > 1;
+      const int64_t expected = 1 + (reads_counts ? config.model.num_layers * kMicroBatches : 0);
+      if (ranks == 1) CHECK(waits_of_a_step(config) == expected);
+      Running r(on_stand_in(config));
+      for (int step = 0; step < 2; ++step) r.step();
+      const Device& device = r.runner.device();
+      const int64_t waits = device.host_waits(), requests = device.memory().system_requests;
+      r.step();
+      CHECK(device.host_waits() - waits == expected);
+      if (!reads_counts) CHECK(device.memory().system_requests == requests);
+    }
+}
+
 TEST_CASE("the host waits for the device once a step, however many micro-batches there are") {
   for (const int64_t micro_batches : {5, 24}) {
     config::Config config = several_micro_batches(true, micro_batches);

@@ -142,7 +142,7 @@ comm::Mesh::ChannelFactory for_groups_with_tensors(comm::Mesh::ChannelFactory ma
 void connect_link(comm::Communicator& group, Device& device) {
   CategoryScope scope(MemoryCategory::workspace);
   const Tensor number = Tensor::zeros(device, {1});
-  comm::TransferBatch batch;
+  comm::TransferBatch batch("connection");
   if (group.rank() == comm::StageLink::kSender)
     batch.send(number, comm::StageLink::kReceiver);
   else

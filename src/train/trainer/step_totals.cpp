@@ -59,12 +59,13 @@ void StepTotals::add_to_fingerprint(const Tensor& tensor) {
 void StepTotals::sum_losses(const MicroBatchRunner::Losses& losses) {
   launch(device_, device_.table().step_control->sum_losses, losses.sums,
          losses.sums.defined() ? losses.sums.elements() : 0, losses.tokens, losses_);
-  comm::all_reduce_numbers(mesh_.group("dp-cp"), losses_);
-  comm::all_reduce_numbers(mesh_.group("pp"), losses_);
+  comm::all_reduce_numbers(mesh_.group("dp-cp"), losses_, "losses");
+  comm::all_reduce_numbers(mesh_.group("pp"), losses_, "losses");
   if (!losses.routers.defined()) return;
   device_.copy(routers_.address(), losses.routers.address(), routers_.bytes());
   // Tensor-parallel ranks route different rows, or one of them counts.
-  for (const char* group : {"dp-cp", "tp", "pp"}) comm::all_reduce_sum_any(mesh_.group(group), routers_);
+  for (const char* group : {"dp-cp", "tp", "pp"})
+    comm::all_reduce_sum_any(mesh_.group(group), routers_, "statistics of routers");
 }
 
 void StepTotals::sum_over_grids(const Tensor& total,
