@@ -97,8 +97,8 @@ class AllGatherDispatcher final : public TokenDispatcher {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_);
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_);
     const int64_t here = options_.experts / expert_.size;
-    const Tensor experts = tape.choice(
-        [&] { return gather_tokens(tape.context(), routing.experts, ranks_, "chosen experts"); });
+    const Tensor experts =
+        tape.choice([&] { return gather_tokens(tape.context(), routing.experts, ranks_, "chosen experts"); });
     ops::ExpertPermutation order =
         ops::plan_permutation(tape, experts, probabilities.value,
                               permutation_options(options_, x.size(0), expert_.rank * here, here));
