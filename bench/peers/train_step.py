@@ -4,9 +4,9 @@ a training step of Capstan and of PyTorch, in turns.
 
 SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x
 256, Transformers' Llama). Each round runs both programs, one after the other; a step is forward, backward,
-clipping and AdamW. Prints tokens/s of each round, the medians and their ratio, and both as shares of the best
-GEMM rate seen in that type (this program's torch.mm, Capstan's and oneDNN's products of 2048 x 2048 x 2048;
-torch.mm of the shapes of the model's linear layers).
+clipping and AdamW. Prints tokens/s of each round, the medians and their ratio, and both as fractions of the
+peak GEMM throughput measured in that type (GEMMs of 2048 x 2048 x 2048 by this program's torch.mm, Capstan
+and oneDNN; torch.mm of the shapes of the model's linear layers).
 With --beside another build of Capstan, for example of the commit before, takes turns with --capstan in every
 round; prints its rates too, and the ratio of the two builds.
 Needs torch and transformers (scripts/peers.sh makes the environment), or with --without-pytorch nothing.
@@ -79,10 +79,8 @@ def Gpt2(vocab, length, width, layers, heads):
     return Model()
 
 
-def best_product(model, tokens, dtype):
-    """GFLOP/s of the fastest of the products that the model's linear layers are made of: forward,
-    input and weight gradient.
-    """
+def best_gemm(model, tokens, dtype):
+    """GFLOP/s of the fastest GEMM of the model's linear layers: forward, input or weight gradient."""
     import torch
     sizes = {(m.in_features, m.out_features) for m in model.modules() if isinstance(m, torch.nn.Linear)}
     best = 0.0
@@ -102,21 +100,21 @@ def torch_rate(shape, dtype, seconds=20.0):
     from torch.nn import functional as F
     spec = SHAPES[shape]
     a, b = (torch.rand(2048, 2048).to(torch.bfloat16 if dtype == "bf16" else torch.float32) for _ in range(2))
-    products = []
+    gemm_times = []
 
-    def product():  # what the machine gives at this moment
+    def time_gemm():
         start = time.perf_counter()
         torch.mm(a, b)
-        products.append(time.perf_counter() - start)
+        gemm_times.append(time.perf_counter() - start)
 
     for _ in range(8):
-        product()
-    gemm = 2 * 2048**3 / min(products) / 1e9
-    products.clear()
+        time_gemm()
+    peak = 2 * 2048**3 / min(gemm_times) / 1e9
+    gemm_times.clear()
     model = make_model(shape)
     if dtype == "bf16":
         model = model.to(torch.bfloat16)
-    gemm = max(gemm, best_product(model, spec["batch"] * spec["length"], a.dtype))
+    peak = max(peak, best_gemm(model, spec["batch"] * spec["length"], a.dtype))
     vocab = 50257 if shape == "gpt2-124m" else model.config.vocab_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     times = []
@@ -129,19 +127,19 @@ def torch_rate(shape, dtype, seconds=20.0):
         else:
             loss = F.cross_entropy(model(ids[:, :-1]).logits.float().flatten(0, 1), ids[:, 1:].flatten())
         forward = time.perf_counter() - start
-        product()
+        time_gemm()
         start = time.perf_counter()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         times.append(forward + time.perf_counter() - start)
-        product()
+        time_gemm()
     step = statistics.median(times[1:])
-    # Tokens for each GFLOP that a product would have done in the same time.
-    beside = 2 * 2048**3 / statistics.mean(products) / 1e9
-    return {"tokens_per_second": spec["batch"] * spec["length"] / step, "gemm_gflops": gemm,
-            "tokens_per_gflop": spec["batch"] * spec["length"] / statistics.mean(times[1:]) / beside}
+    # GEMM throughput between the passes: tokens_per_gflop does not depend on the machine's load.
+    concurrent = 2 * 2048**3 / statistics.mean(gemm_times) / 1e9
+    return {"tokens_per_second": spec["batch"] * spec["length"] / step, "gemm_gflops": peak,
+            "tokens_per_gflop": spec["batch"] * spec["length"] / statistics.mean(times[1:]) / concurrent}
 
 
 def capstan_rate(shape, capstan, dtype):
@@ -169,20 +167,20 @@ def median(rounds, key):
 
 
 def print_capstan(number, name, mine, peer):
-    """A round of one build. Shares are of the best GEMM rate of the round."""
+    """A round of one build. Fractions are of the peak GEMM throughput of the round."""
     peak = max(mine["gemm_gflops"], peer["gemm_gflops"] if peer else 0)
-    mine["share"] = mine["fraction"] * mine["gemm_gflops"] / peak
-    text = (f"round {number}: {name} {mine['tokens_per_second']:.1f} tokens/s ({100 * mine['share']:.1f} % "
+    mine["of_peak"] = mine["fraction"] * mine["gemm_gflops"] / peak
+    text = (f"round {number}: {name} {mine['tokens_per_second']:.1f} tokens/s ({100 * mine['of_peak']:.1f} % "
             f"of peak, {100 * mine['concurrent']:.1f} % of the GEMM run between its operations), ")
     if peer:
-        share = mine["share"] * peer["tokens_per_second"] / mine["tokens_per_second"]
-        text += f"PyTorch {peer['tokens_per_second']:.1f} ({100 * share:.1f} %), "
+        fraction = mine["of_peak"] * peer["tokens_per_second"] / mine["tokens_per_second"]
+        text += f"PyTorch {peer['tokens_per_second']:.1f} ({100 * fraction:.1f} %), "
     text += f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}"
     print(text + (f", torch {peer['gemm_gflops']:.1f}" if peer else "") + " GFLOP/s", flush=True)
 
 
 def print_ratio(what, first, second, shape):
-    """Of the rates of two programs, as they are and for the GEMM throughput at the same time."""
+    """The ratio of two programs' tokens/s, as measured and at equal GEMM throughput."""
     rate = median(first, "tokens_per_second") / median(second, "tokens_per_second")
     # Round by round, because the machine's throughput changes from one to the next.
     normal = statistics.median(a["tokens_per_gflop"] / b["tokens_per_gflop"] for a, b in zip(first, second))
@@ -217,7 +215,7 @@ def main():
             print_capstan(number, name, rounds[name][-1], peer)
     shape = f"{args.shape} {args.dtype}"
     for name, results in rounds.items():
-        print(f"{shape}: {name}: fraction of peak {100 * median(results, 'share'):.1f} %, of a GEMM run at "
+        print(f"{shape}: {name}: fraction of peak {100 * median(results, 'of_peak'):.1f} %, of a GEMM run at "
               f"the same time {100 * median(results, 'concurrent'):.1f} %")
         if peers:
             print_ratio(f"{name} / PyTorch", results, peers, shape)

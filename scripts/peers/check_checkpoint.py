@@ -2,10 +2,10 @@
 
     python scripts/peers/check_checkpoint.py CHECKPOINT_DIR | BUILD_DIR
 
-Opens every shard with `safetensors`, checks that each piece of the manifest is there with its type and shape,
-assembles each tensor and checks that every cell was written exactly once. With a build directory, the sample
-of test_checkpoint is made first: four ranks, flat ranges, rows and columns,
-in which element i of a tensor is i.
+Opens every shard with `safetensors`, checks that each chunk of the manifest is there with its type and shape,
+assembles each tensor and checks that every element was written exactly once. With a build directory, the
+sample of test_checkpoint is made first: four ranks, flat ranges, rows and columns, in which element i of a
+tensor is i.
 """
 
 import json
@@ -48,12 +48,12 @@ def main(path):
     for name, tensor in manifest["tensors"].items():
         full = torch.zeros(tensor["shape"], dtype=torch.float64)
         times = np.zeros(tensor["shape"], dtype=np.int64)
-        for piece in tensor["pieces"]:
-            stored = shards[piece["file"]].get_tensor(piece["key"])
-            listed.add((piece["file"], piece["key"]))
+        for chunk in tensor["pieces"]:
+            stored = shards[chunk["file"]].get_tensor(chunk["key"])
+            listed.add((chunk["file"], chunk["key"]))
             assert (stored.dtype == TYPES[tensor["dtype"]]
-                    and list(stored.shape) == piece["sizes"]), (name, piece)
-            where = tuple(slice(o, o + s) for o, s in zip(piece["offsets"], piece["sizes"]))
+                    and list(stored.shape) == chunk["sizes"]), (name, chunk)
+            where = tuple(slice(o, o + s) for o, s in zip(chunk["offsets"], chunk["sizes"]))
             full[where] = stored.to(torch.float64)
             times[where] += 1
         assert (times == 1).all(), name
@@ -62,7 +62,7 @@ def main(path):
             assert torch.equal(full, expected), name
     stored = {(name, key) for name, shard in shards.items() for key in shard.keys()}
     assert stored == listed, stored ^ listed
-    print(f"{len(manifest['tensors'])} tensors in {len(listed)} pieces of {len(shards)} shards: each cell "
+    print(f"{len(manifest['tensors'])} tensors in {len(listed)} chunks of {len(shards)} shards: each element "
           "once, as promised")
 
 

@@ -186,7 +186,8 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
   check_split(range_, sequence_length);
   if (seed > UINT32_MAX)
     fail(ErrorCode::config,
-         "seed " + std::to_string(seed) + " is above 4294967295, the largest seed that dataset.sample_order=megatron accepts");
+         "seed " + std::to_string(seed) +
+             " is above 4294967295, the largest seed that dataset.sample_order=megatron accepts");
   const int64_t per_epoch = range_.tokens(), count = range_.count();
   // The samples need one more token, the last label.
   int64_t epochs = 1;

@@ -130,7 +130,8 @@ Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::Toke
                           comm::Communicator* group) const {
   Var counts{ops::count_choices(tape, experts, options_.experts, segments)};
   const std::string purpose = "choices of experts of layer " + std::to_string(layer_);
-  if (parallel_.tensor.shards_rows()) counts = ops::all_reduce(tape, counts, *parallel_.tensor.group, purpose);
+  if (parallel_.tensor.shards_rows())
+    counts = ops::all_reduce(tape, counts, *parallel_.tensor.group, purpose);
   if (group) counts = ops::all_reduce(tape, counts, *group, purpose);
   return counts.value;
 }

@@ -15,8 +15,10 @@ struct ExpertPermutation {
   int64_t rows = 0;
   // i64 [1 + experts]: the number of rows, sizes().
   Tensor numbers;
-  Tensor row_of_slot;  // i32 [tokens * topk], -1: dropped, or of another rank's expert
-  Tensor slot_of_row;  // i32 [rows], -1: padding
+  // -1: dropped, or of another rank's expert.
+  Tensor row_of_slot;  // i32 [tokens * topk]
+  // -1: padding.
+  Tensor slot_of_row;  // i32 [rows]
 
   // Rows in use, i64 [1].
   Tensor rows_used() const { return numbers.flat_range(0, 1, {1}); }

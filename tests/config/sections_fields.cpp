@@ -85,7 +85,7 @@ TEST_CASE("defaults are Megatron's") {
   CHECK(c.resilience.timeout.seconds == 600);
 }
 
-TEST_CASE("derived values") {
+TEST_CASE("derived values of the model") {
   SUBCASE("shapes") {
     const Config c =
         bench_config({"model.ffn_hidden_size=null", "model.num_query_groups=null", "model.vocab_size=50257"});
@@ -118,6 +118,16 @@ TEST_CASE("derived values") {
         bench_config({"model.hidden_size=16", "model.gated_linear_unit=true", "model.ffn_hidden_size=null"});
     CHECK(tiny.model.ffn_hidden_size == 64);  // below 24 the formula gives nothing
   }
+  SUBCASE("recomputation") {
+    const Config c = bench_config({"model.recompute_granularity=full"});
+    CHECK(c.model.recompute_method == RecomputeMethod::uniform);
+    CHECK(c.model.recompute_num_layers == 1);
+    const Config d = bench_config({"model.recompute_granularity=selective"});
+    CHECK(d.model.recompute_modules == std::vector<RecomputeModule>{RecomputeModule::core_attn});
+  }
+}
+
+TEST_CASE("derived values of the layout") {
   SUBCASE("world and batch") {
     const Config c = bench_config({"dist.world_size=16", "dist.tp=2", "dist.pp=2", "train.gbs=32"});
     CHECK(c.dist.data_parallel_size == 4);
@@ -133,62 +143,58 @@ TEST_CASE("derived values") {
     CHECK(c.model.moe_ffn_hidden_size == 256);
     CHECK_FALSE(bench_config({}).dist.expert_data_parallel_size.has_value());
   }
-  SUBCASE("pipeline") {
-    const Config c =
-        bench_config({"dist.world_size=2", "dist.pp=2", "dist.num_layers_per_virtual_pipeline_stage=1"});
-    CHECK(c.dist.virtual_pipeline_model_parallel_size == 4);
-    CHECK(c.dist.pipeline_model_parallel_layout == "Et|(t|)*6tL");
-    CHECK(c.dist.pipeline_schedule == PipelineSchedule::interleaved);
-    CHECK(c.comm_overlap.overlap_p2p_comm == true);
-    CHECK(c.comm_overlap.batch_p2p_comm == false);
-    const Config d = bench_config({"dist.world_size=2", "dist.pp=2", "dist.vpp=2"});
-    CHECK(d.dist.num_layers_per_virtual_pipeline_stage == 2);
-    const Config e = bench_config(
-        {"dist.world_size=2", "dist.pp=2", "dist.pipeline_model_parallel_layout=\"Et|tt|ttt|ttL\""});
-    CHECK(e.dist.virtual_pipeline_model_parallel_size == 2);
-    const Config f = bench_config({"dist.world_size=4", "dist.pp=4"});
-    CHECK(f.dist.pipeline_model_parallel_layout == "Ett|tt|tt|ttL");
-    CHECK(f.dist.pipeline_schedule == PipelineSchedule::one_f_one_b);
-    CHECK(f.comm_overlap.batch_p2p_comm == true);
-    const Config g = bench_config({"dist.world_size=4", "dist.pp=4", "dist.pipeline_schedule=zb_v"});
-    CHECK(g.dist.virtual_pipeline_model_parallel_size == 2);
-    CHECK_FALSE(g.dist.microbatch_group_size_per_vp_stage.has_value());
-    CHECK(g.dist.pipeline_model_parallel_layout == "Et|(t|)*6tL");
-    CHECK(g.comm_overlap.overlap_p2p_comm == true);
-    CHECK(stage_ranks(g.dist) == std::vector<int64_t>{0, 1, 2, 3, 3, 2, 1, 0});
-    const Config h = bench_config({"dist.world_size=4", "dist.pp=4", "dist.pipeline_schedule=zero_bubble"});
-    CHECK(h.dist.pipeline_schedule == PipelineSchedule::zb_h1);
-    CHECK(h.comm_overlap.overlap_p2p_comm == true);
-    CHECK(stage_ranks(h.dist) == std::vector<int64_t>{0, 1, 2, 3});
-    CHECK(stage_ranks(bench_config({"dist.world_size=2", "dist.pp=2", "dist.vpp=2"}).dist) ==
-          std::vector<int64_t>{0, 1, 0, 1});
-  }
-  SUBCASE("schedule") {
-    const Config c = bench_config({"scheduler.warmup_fraction=0.03", "scheduler.lr_decay_style=WSD",
-                                   "scheduler.lr_wsd_decay_fraction=0.1"});
-    CHECK(c.scheduler.lr_decay_iters == 1000);
-    CHECK(c.scheduler.lr_warmup_iters == 30);
-    CHECK(c.scheduler.lr_wsd_decay_iters == 100);
-    CHECK(c.optimizer.min_lr == 0.0);
-    const Config d =
-        bench_config({"train.train_iters=null", "train.train_samples=4000", "scheduler.warmup_fraction=1%"});
-    CHECK(d.train.train_iters == 500);
-    CHECK(d.scheduler.lr_decay_samples == 4000);
-    CHECK(d.scheduler.lr_warmup_samples == 40);
-    CHECK_FALSE(d.scheduler.lr_decay_iters.has_value());
-  }
-  SUBCASE("recomputation") {
-    const Config c = bench_config({"model.recompute_granularity=full"});
-    CHECK(c.model.recompute_method == RecomputeMethod::uniform);
-    CHECK(c.model.recompute_num_layers == 1);
-    const Config d = bench_config({"model.recompute_granularity=selective"});
-    CHECK(d.model.recompute_modules == std::vector<RecomputeModule>{RecomputeModule::core_attn});
-  }
-  SUBCASE("an explicit value stays") {
-    const Config c = bench_config({"model.kv_channels=16", "dist.world_size=4", "ddp.bucket_size=5"});
-    CHECK(c.model.kv_channels == 16);
-    CHECK(c.ddp.bucket_size == 5);
-  }
+}
+
+TEST_CASE("derived values of the pipeline") {
+  const Config c =
+      bench_config({"dist.world_size=2", "dist.pp=2", "dist.num_layers_per_virtual_pipeline_stage=1"});
+  CHECK(c.dist.virtual_pipeline_model_parallel_size == 4);
+  CHECK(c.dist.pipeline_model_parallel_layout == "Et|(t|)*6tL");
+  CHECK(c.dist.pipeline_schedule == PipelineSchedule::interleaved);
+  CHECK(c.comm_overlap.overlap_p2p_comm == true);
+  CHECK(c.comm_overlap.batch_p2p_comm == false);
+  const Config d = bench_config({"dist.world_size=2", "dist.pp=2", "dist.vpp=2"});
+  CHECK(d.dist.num_layers_per_virtual_pipeline_stage == 2);
+  const Config e = bench_config(
+      {"dist.world_size=2", "dist.pp=2", "dist.pipeline_model_parallel_layout=\"Et|tt|ttt|ttL\""});
+  CHECK(e.dist.virtual_pipeline_model_parallel_size == 2);
+  const Config f = bench_config({"dist.world_size=4", "dist.pp=4"});
+  CHECK(f.dist.pipeline_model_parallel_layout == "Ett|tt|tt|ttL");
+  CHECK(f.dist.pipeline_schedule == PipelineSchedule::one_f_one_b);
+  CHECK(f.comm_overlap.batch_p2p_comm == true);
+  const Config g = bench_config({"dist.world_size=4", "dist.pp=4", "dist.pipeline_schedule=zb_v"});
+  CHECK(g.dist.virtual_pipeline_model_parallel_size == 2);
+  CHECK_FALSE(g.dist.microbatch_group_size_per_vp_stage.has_value());
+  CHECK(g.dist.pipeline_model_parallel_layout == "Et|(t|)*6tL");
+  CHECK(g.comm_overlap.overlap_p2p_comm == true);
+  CHECK(stage_ranks(g.dist) == std::vector<int64_t>{0, 1, 2, 3, 3, 2, 1, 0});
+  const Config h = bench_config({"dist.world_size=4", "dist.pp=4", "dist.pipeline_schedule=zero_bubble"});
+  CHECK(h.dist.pipeline_schedule == PipelineSchedule::zb_h1);
+  CHECK(h.comm_overlap.overlap_p2p_comm == true);
+  CHECK(stage_ranks(h.dist) == std::vector<int64_t>{0, 1, 2, 3});
+  CHECK(stage_ranks(bench_config({"dist.world_size=2", "dist.pp=2", "dist.vpp=2"}).dist) ==
+        std::vector<int64_t>{0, 1, 0, 1});
+}
+
+TEST_CASE("derived values of the schedule") {
+  const Config c = bench_config({"scheduler.warmup_fraction=0.03", "scheduler.lr_decay_style=WSD",
+                                 "scheduler.lr_wsd_decay_fraction=0.1"});
+  CHECK(c.scheduler.lr_decay_iters == 1000);
+  CHECK(c.scheduler.lr_warmup_iters == 30);
+  CHECK(c.scheduler.lr_wsd_decay_iters == 100);
+  CHECK(c.optimizer.min_lr == 0.0);
+  const Config d =
+      bench_config({"train.train_iters=null", "train.train_samples=4000", "scheduler.warmup_fraction=1%"});
+  CHECK(d.train.train_iters == 500);
+  CHECK(d.scheduler.lr_decay_samples == 4000);
+  CHECK(d.scheduler.lr_warmup_samples == 40);
+  CHECK_FALSE(d.scheduler.lr_decay_iters.has_value());
+}
+
+TEST_CASE("explicit values are not derived") {
+  const Config c = bench_config({"model.kv_channels=16", "dist.world_size=4", "ddp.bucket_size=5"});
+  CHECK(c.model.kv_channels == 16);
+  CHECK(c.ddp.bucket_size == 5);
 }
 
 TEST_CASE("the layout grammar") {
