@@ -52,6 +52,23 @@ std::string plain_key(ConfigJson& c, const char* list, std::string key) {
   return key;
 }
 
+// The number after the last of PEFT's `.*\.PATTERN\.(\d+)\.`, of the first pattern that has one; without
+// patterns the last number in the module's path.
+std::optional<int64_t> layer_of(std::string_view module, const std::vector<std::string>& patterns) {
+  const auto number_at = [&](size_t at) {
+    const size_t end = module.find('.', at);
+    return end == std::string_view::npos ? std::nullopt : parse_int(module.substr(at, end - at));
+  };
+  std::optional<int64_t> layer;
+  for (const std::string& pattern : patterns.empty() ? std::vector<std::string>{""} : patterns) {
+    const std::string before = pattern.empty() ? "." : "." + pattern + ".";
+    for (size_t at = 0; (at = module.find(before, at)) != std::string_view::npos; ++at)
+      if (const auto number = number_at(at + before.size())) layer = number;
+    if (layer) break;
+  }
+  return layer;
+}
+
 }  // namespace
 
 double PeftConfig::scale_of(std::string_view module, int64_t module_rank) const {
@@ -70,11 +87,7 @@ bool PeftConfig::adapts(std::string_view module) const {
   if (any(exclude_modules)) return false;
   if (!target_pattern && !target_modules.empty() && !any(target_modules)) return false;
   if (layers_to_transform.empty()) return true;
-  // Returns the layer index: the last number in the module's path.
-  std::optional<int64_t> layer;
-  const std::vector<std::string_view> names = split(module, '.');
-  for (size_t i = 0; i + 1 < names.size(); ++i)
-    if (const auto number = parse_int(names[i])) layer = number;
+  const std::optional<int64_t> layer = layer_of(module, layers_pattern);
   return layer && std::count(layers_to_transform.begin(), layers_to_transform.end(), *layer) > 0;
 }
 
@@ -105,6 +118,12 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& location)
       else
         result.layers_to_transform.push_back(layer.get<int64_t>());
     }
+  if (const Json& layers = c.value("layers_pattern"); layers.is_string())
+    result.layers_pattern = {layers.get<std::string>()};
+  else
+    result.layers_pattern = c.texts("layers_pattern");
+  std::erase(result.layers_pattern, "");
+  for (std::string& name : result.layers_pattern) name = plain_key(c, "layers_pattern", name);
   // `parsed` has lost the order of the keys.
   const auto ordered = ordered_json_of(text);
   const auto pattern = [&](const char* key, auto& list, const auto& value_of) {
@@ -128,8 +147,8 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& location)
   if (init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva")
     c.refuse("`init_lora_weights` is " + dump_json(init) + ", which changes the base's weights too");
   // Remarks, and settings of the finished training.
-  c.changes_nothing({"auto_mapping", "eva_config", "inference_mode", "layers_pattern", "megatron_core",
-                     "peft_version", "qalora_group_size", "revision", "runtime_config", "ensure_weight_tying",
+  c.changes_nothing({"auto_mapping", "eva_config", "inference_mode", "megatron_core", "peft_version",
+                     "qalora_group_size", "revision", "runtime_config", "ensure_weight_tying",
                      "corda_config"});
   c.finish();
   return result;

@@ -31,6 +31,8 @@ struct PeftConfig {
   std::vector<std::string> exclude_modules;
   // Indices of the adapted layers; empty: all layers.
   std::vector<int64_t> layers_to_transform;
+  // Names before the layer index in a module's name; empty: the last number is the index.
+  std::vector<std::string> layers_pattern;
   // Suffixes of module names, or full names after `^`. The first match applies, in the file's order.
   std::vector<std::pair<std::string, int64_t>> rank_pattern;
   std::vector<std::pair<std::string, double>> alpha_pattern;

@@ -25,7 +25,8 @@ ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, in
 }
 
 // Ids i64 [N] as rows that the operations of rows copy, fp32 [N, 2] with the same bits, and back. The halves
-// of an id, a sample's number times 2^24 plus a position, are the bits of finite numbers.
+// of an id, a sample's number times 2^24 plus a position, are the bits of finite numbers for sequences below
+// 2^23 tokens and samples below 2^38.
 Tensor rows_of_ids(const Tensor& ids) {
   return ids.defined() ? ids.as_type(DType::f32).view({ids.size(0), 2}) : Tensor();
 }

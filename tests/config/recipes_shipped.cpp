@@ -509,6 +509,16 @@ TEST_CASE("LoRA reaches the experts of a model; DoRA of experts is refused") {
   CHECK(problems(resolved("mixtral-8x7b-lora", {"peft=dora"})).find("R0912") != std::string::npos);
 }
 
+TEST_CASE("with adapters the experts' biases stay, and a rate for their updates is refused") {
+  const Resolution r = resolved("mixtral-8x7b-lora", {"model.moe_router_score_function=sigmoid",
+                                                      "model.moe_router_enable_expert_bias=true",
+                                                      "model.moe_router_bias_update_rate=0.01"});
+  CHECK_MESSAGE(problems(r).find("read only when `peft` is null") != std::string::npos, problems(r));
+  // The rate of a model's preset is not the user's.
+  const std::string text = problems(resolved("mixtral-8x7b-lora", {"model=moonlight-16b-a3b"}));
+  CHECK_MESSAGE(text.find("moe_router_bias_update_rate") == std::string::npos, text);
+}
+
 TEST_CASE("a chat template needs a tokenizer") {
   const std::vector<std::string> none{"dataset=mock", "tokenizer=none"};
   const auto with = [&](std::vector<std::string> more) {

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "formats/family.hpp"
 #include "formats/hf_config.hpp"
@@ -310,6 +311,30 @@ TEST_CASE("adapters of experts: a module for each expert in the file, one tensor
     for (AdapterModule& module : dora.modules) module.magnitude.assign(static_cast<size_t>(module.out), 1);
     CHECK(holds(error_of([&] { base.set(dora); }), "has magnitudes (DoRA) for the expert `model.layers.1."));
   }
+}
+
+TEST_CASE("layers_pattern names what stands before the index of a layer, as in PEFT") {
+  const auto config = [](const std::string& pattern) {
+    auto json = ordered_json_of(read_file(kFormatFixtures / "adapters/lora/adapter_config.json"));
+    json["layers_to_transform"] = {1}, json["layers_pattern"] = json_of(pattern);
+    return parse_peft_config(dump_json(json), "adapter_config.json");
+  };
+  const std::string expert = "model.layers.1.mlp.experts.3.q_proj",
+                    other = "model.layers.0.mlp.experts.1.q_proj";
+  for (const std::string pattern : {"\"layers\"", "[\"layers\"]", "[\"h\", \"layers\", \"experts\"]"}) {
+    CAPTURE(pattern);
+    CHECK(config(pattern).adapts(expert));
+    CHECK_FALSE(config(pattern).adapts(other));
+    CHECK_FALSE(config(pattern).adapts("model.players.1.q_proj"));
+    CHECK_FALSE(config(pattern).adapts("model.layers.mlp.1.q_proj"));
+  }
+  // Without a pattern any name will do, and the last number counts.
+  for (const std::string pattern : {"null", "\"\"", "[]", "\"experts\""}) {
+    CAPTURE(pattern);
+    CHECK_FALSE(config(pattern).adapts(expert));
+    CHECK(config(pattern).adapts(other));
+  }
+  CHECK(holds(error_of([&] { config("\"layer.?\""); }), "`layers_pattern` has the regular expression"));
 }
 
 TEST_CASE("adapters that Capstan does not support are refused by name") {

@@ -21,6 +21,7 @@
 #include "support/sanitized.hpp"
 #include "support/worlds.hpp"
 #include "tests/train/layouts_table.hpp"
+#include "train/adapters/adapters.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -124,6 +125,7 @@ double estimate_tolerance(const config::Config& c) {
 Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
   StepRunner runner(config, on);
   runner.initialize();
+  if (config.peft) begin_adapters(config, runner.device(), runner.store(), BaseWeights{});
   const auto data = open_datasets(config, load_tokenizer(config).get());
   data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;

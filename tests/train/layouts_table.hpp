@@ -306,7 +306,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "latent_lite", "dist.cp=2 " BF16},
     {2, true, "latent_lora", "dist.tp=2 dist.sp=true"},
     {2, false, "latent_lora", "dist.tp=2 " FULL},
-    {2, false, "latent_dora", "dist.tp=2 dist.sp=true"},
+    {2, true, "latent_dora", "dist.tp=2 dist.sp=true"},
     {2, false, "latent_lora", "dist.cp=2 dist.cp_comm_type=a2a"},
     {3, false, "latent", SHARD "optim_grads"},
     {3, false, "latent_lora", SHARD "optim_grads_params"},

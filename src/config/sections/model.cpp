@@ -441,13 +441,14 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_router_enable_expert_bias", &M::moe_router_enable_expert_bias))
       .doc(
           "balance the load with an expert bias on the top-k selection, updated after each step "
-          "(auxiliary-loss-free)");
+          "(auxiliary-loss-free); with adapters (`peft`) it stays as it is in the base model");
   s.field("moe_router_bias_update_rate", &M::moe_router_bias_update_rate)
       .doc("update rate of the expert bias; typical: 1e-3")
       .above(0)
-      .used_when<Config>("`model.moe_router_enable_expert_bias` is true", [](const Config& c) {
-        return has_experts(c) && c.model.moe_router_enable_expert_bias;
-      });
+      .used_when<Config>(
+          "`model.moe_router_enable_expert_bias` is true",
+          [](const Config& c) { return has_experts(c) && c.model.moe_router_enable_expert_bias; })
+      .used_when<Config>("`peft` is null", trains_all_layers);
   moe(s.field("moe_router_load_balancing_type", &M::moe_router_load_balancing_type))
       .doc("load-balancing strategy of the router")
       .unsupported("balancing by Sinkhorn iterations", [](const Value& v) { return v.text == "sinkhorn"; });

@@ -116,12 +116,16 @@ RULE("R0912", adapter_targets_exist,
 
 RULE("R0922", experts_have_no_magnitudes,
      "with DoRA, targets that experts would have too adapt the other layers alone", "peft.target_modules",
-     "peft.scheme", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_first_dense_layers",
-     "model.moe_shared_expert_intermediate_size") {
+     "peft.exclude_modules", "peft.scheme", "model.num_moe_experts", "model.moe_layer_freq",
+     "model.moe_first_dense_layers", "model.moe_shared_expert_intermediate_size") {
   if (!c.peft || !has_magnitudes(c.peft->scheme)) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   auto experts = adaptable_layers(c.model, without_magnitudes(c.peft->scheme));
-  std::erase_if(experts, [&](const auto& layer) { return std::ranges::count(layers, layer) > 0; });
+  std::erase_if(experts, [&](const auto& layer) {
+    return std::ranges::count(layers, layer) > 0 ||
+           std::ranges::any_of(c.peft->exclude_modules,
+                               [&](const auto& name) { return matches_layer(name, layer); });
+  });
   for (const std::string& name : c.peft->target_modules)
     if (matches_any(name, experts) && matches_any(name, layers))
       report
@@ -129,7 +133,8 @@ RULE("R0922", experts_have_no_magnitudes,
                    " adapts no experts, which have no adapters with magnitudes")
           .at("peft.target_modules")
           .help("to adapt them too, set peft.scheme=" +
-                std::string(enum_name(without_magnitudes(c.peft->scheme))));
+                std::string(enum_name(without_magnitudes(c.peft->scheme))) +
+                "; else exclude them: peft.exclude_modules=[\"*.mlp.experts.*\"]");
 }
 
 RULE("R0913", something_is_adapted, "at least one layer has an adapter", "peft.exclude_modules",
@@ -153,7 +158,8 @@ RULE("R0920", excluded_modules_are_targets,
      "each pattern of exclude_modules matches a layer that target_modules matches", "peft.exclude_modules",
      "peft.target_modules") {
   if (!c.peft || c.peft->target_modules.empty()) return;
-  std::vector<std::string> targets = adaptable_layers(c.model, c.peft->scheme);
+  // With DoRA a target may match experts, which the rule experts_have_no_magnitudes asks to exclude.
+  std::vector<std::string> targets = adaptable_layers(c.model, without_magnitudes(c.peft->scheme));
   std::erase_if(targets, [&](const std::string& layer) {
     return std::ranges::none_of(c.peft->target_modules,
                                 [&](const auto& name) { return matches_layer(name, layer); });

@@ -69,10 +69,12 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
     ops::ColumnSegments rows;
     for (const config::LayerSlice& part : config::layer_slices(config.model, fused, weight.shape()[0]))
       if (part.path + ".adapter." == around) rows = {part.groups, part.begin, part.count};
+    // A is sharded where the columns of W are: beside row-parallel layers.
+    const Parameter& a = *by_name.at(around + "linear_in.weight");
     const Tensor squared = ops::squared_row_lengths(
-        context, weight, *by_name.at(around + "linear_in.weight"), *by_name.at(around + "linear_out.weight"),
+        context, weight, a, *by_name.at(around + "linear_out.weight"),
         static_cast<float>(config::adapter_scale(*config.peft)),
-        spec.partial_over_tensor ? store.groups().dense.tensor : nullptr, rows);
+        a.spec().sharding.over_tensor_ranks() ? store.groups().dense.tensor : nullptr, rows);
     std::vector<float>& values = lengths[parameter.get()] = squared.to_host<float>();
     for (float& value : values) value = std::sqrt(value);
   }

@@ -248,8 +248,9 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
     const int rank = stored.shape.rank();
     const int64_t experts = rank == 3 ? stored.shape[0] : 0;
     const std::vector<AdaptedRows> adapted =
-        rank >= 2 ? adapted_rows_of(config.model, *adapters.tensors, name, stored.shape[rank - 2])
-                  : std::vector<AdaptedRows>{};
+        rank >= 2 && name.ends_with(".weight")  // the biases of experts are matrices too
+            ? adapted_rows_of(config.model, *adapters.tensors, name, stored.shape[rank - 2])
+            : std::vector<AdaptedRows>{};
     if (!adapted.empty()) ++result.layers;
     const bool in_4_bits = quantized && quantized(name);
     const Region all = full_region(stored.shape);
