@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/philox.hpp"
 #include "comm/shared_memory.hpp"
 #include "comm/watchdog/rank_status.hpp"
 
@@ -19,8 +20,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
-// The first characters of TransferBatch::purpose().
-using Purpose = std::array<char, 64>;
+// TransferBatch::purpose(): its first characters for messages, and a hash of the whole text.
+struct Purpose {
+  std::array<char, 120> text;
+  uint64_t hash;
+};
 // Limits polling by time, not by count: on a busy machine each yield may wait for all other threads.
 constexpr auto kBusyWait = std::chrono::microseconds(50);
 
@@ -115,8 +119,8 @@ class BlockingChannel final : public TensorChannel {
     device_.enqueue(queues_->transfer, [this, number, transfers, order, purpose = batch.purpose(),
                                         text = comm::text_of(batch, ranks_)] {
       publish_begin(number, text);
-      purpose_.fill('\0');
-      purpose.copy(purpose_.data(), purpose_.size() - 1);
+      purpose_ = {.text = {}, .hash = random_sequence_of(purpose)};
+      purpose.copy(purpose_.text.data(), purpose_.text.size() - 1);
       run(number, *transfers, order);
       if (published_) published_->done.store(number);
     });
@@ -347,14 +351,14 @@ class BlockingChannel final : public TensorChannel {
     report("transfers wait for each other: " + text);
   }
   static bool differ(const Mailbox& box) {
-    const std::string_view sender = box.sender_purpose.data(), receiver = box.receiver_purpose.data();
-    return !sender.empty() && !receiver.empty() && sender != receiver;
+    const Purpose &sender = box.sender_purpose, &receiver = box.receiver_purpose;
+    return sender.text[0] && receiver.text[0] && sender.hash != receiver.hash;
   }
   [[noreturn]] void fail_match(const PairTransfer& transfer, int64_t sender, int64_t receiver,
                                const Mailbox& box) {
     const int rank = status_->rank(), peer = ranks_[static_cast<size_t>(transfer.peer)];
     const auto text = [](int64_t encoded, const Purpose& purpose) {
-      const std::string what = purpose.data();
+      const std::string what = purpose.text.data();
       return transfer_text(encoded) + (what.empty() ? "" : " (" + what + ")");
     };
     report("transfers of group `" + name_ + "` do not match: rank " +

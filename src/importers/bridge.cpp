@@ -185,7 +185,7 @@ constexpr Rule kTable[] = {
          section_class),
 
     call("model.activation_func", activation),
-    deferred("model.bias_activation_fusion model.seq_length"),
+    deferred("model.bias_activation_fusion model.moe_aux_loss_coeff model.seq_length"),
     call("model.window_size", window_size),
     call("model.moe_layer_freq", moe_layer_freq),
     call("model.moe_router_dtype", router_format),
@@ -568,6 +568,8 @@ void read_bridge(Draft& draft, const Node& root) {
     reader.omit("model.attention_softmax_in_fp32", *value ? "true" : "false",
                 *value ? OmissionReason::no_effect : OmissionReason::off,
                 "the softmax is computed in fp32 anyway");
+  take_balance_coefficient(reader, "model.moe_aux_loss_coeff",
+                           reader.integer("comm_overlap.data_parallel_size"));
   reader.account();
   const int64_t least = [&] {
     int64_t product = 1;

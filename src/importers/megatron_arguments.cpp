@@ -101,6 +101,7 @@ constexpr Rule kTable[] = {
                    "false"),
     call("--window-size", window_size, "model.window_size"),
     copy("--num-experts", "model.num_moe_experts"),
+    deferred("--moe-aux-loss-coeff", "model.moe_aux_loss_coeff"),
     unsupported("--quick-geglu", "the quick approximation of GEGLU"),
     unsupported("--init-method-xavier-uniform",
                 "Xavier initialization; weights are initialized from a normal distribution"),

@@ -1,6 +1,7 @@
 // Settings that follow from several options of a Megatron command line, and Megatron's defaults that differ
 // from Capstan's.
 #include <algorithm>
+#include <optional>
 
 #include "base/text.hpp"
 #include "importers/finetuning.hpp"
@@ -110,12 +111,26 @@ int64_t ranks_of(const Draft& draft, std::string_view path) {
   return parse_int(draft.text(path)).value_or(1);
 }
 
-void world(Reader& r, const MegatronLaunch& launch) {
-  Draft& draft = r.draft;
+// The fewest ranks that hold one replica of the model.
+int64_t ranks_of_replica(const Draft& draft) {
   int64_t least = 1;
   for (const auto path :
        {"dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size", "dist.context_parallel_size"})
     least = std::min<int64_t>(least * std::clamp<int64_t>(ranks_of(draft, path), 1, 1 << 24), 1 << 24);
+  return least;
+}
+
+// Called before world(), so that the number of ranks is the launcher's, not an assumed one.
+void balance(Reader& r) {
+  std::optional<int64_t> data_parallel_size;
+  if (r.draft.has("dist.world_size"))
+    data_parallel_size = ranks_of(r.draft, "dist.world_size") / ranks_of_replica(r.draft);
+  take_balance_coefficient(r, "--moe-aux-loss-coeff", data_parallel_size);
+}
+
+void world(Reader& r, const MegatronLaunch& launch) {
+  Draft& draft = r.draft;
+  const int64_t least = ranks_of_replica(draft);
   if (least > 1 || launch.launched)
     draft.assume("dist.world_size", std::to_string(least),
                  least > 1 ? "the fewest ranks that hold one replica; the launcher's number is not known"
@@ -264,6 +279,7 @@ void finish_megatron(Reader& r, const MegatronLaunch& launch) {
   if (r.draft.text("optimizer.optimizer") == "sgd")
     r.draft.assume("optimizer.decoupled_weight_decay", "false",
                    "Megatron's SGD adds the decay to the gradient");
+  balance(r);
   world(r, launch);
   sharding(r);
   data(r);

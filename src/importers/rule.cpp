@@ -251,6 +251,24 @@ void take_tf32(Reader& reader, bool computes_in_fp32) {
     reader.omit("tf32", OmissionReason::no_effect, "GEMMs are in 16 bits");
 }
 
+void take_balance_coefficient(Reader& reader, std::string_view key,
+                              std::optional<int64_t> data_parallel_size) {
+  const char* path = "model.moe_aux_loss_coeff";
+  if (!reader.given(key)) return;
+  const bool global = reader.draft.text("model.moe_router_load_balancing_type") == "global_aux_loss";
+  if (global && data_parallel_size.value_or(1) > 1) {
+    if (const auto coefficient = reader.real(key))
+      reader.set(path, to_text(*coefficient / static_cast<double>(*data_parallel_size)), key,
+                 "divided by the data-parallel size " + std::to_string(*data_parallel_size) +
+                     ", as Megatron divides global_aux_loss");
+    return;
+  }
+  reader.draft.set_if_other(path, *reader.find(key), reader.from(key));
+  if (global && !data_parallel_size)
+    reader.draft.list_as_assumed(
+        path, "for one data-parallel rank; divide it by their number, as Megatron divides global_aux_loss");
+}
+
 bool Reader::copy(std::string_view path, std::string_view key, const std::string& note) {
   if (!given(key)) return false;
   draft.set(path, *find(key), from(key), note);

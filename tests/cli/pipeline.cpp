@@ -276,6 +276,19 @@ TEST_CASE("the first line of train appears at once; what is missing is reported 
       CHECK(contains(gpu.err, "train.device=cpu trains here"));
     }
   }
+  // The note is at the field that is refused.
+  const Finished router = p.in({"check", "./tiny.yaml", "--json", "train.device=simulated",
+                                "model.num_moe_experts=4", "model.moe_router_dtype=fp64"});
+  CHECK(router.code == 0);
+  bool noted = false;
+  const json checked_router = capstan::json_of(router.out);
+  for (const json& one : checked_router["diagnostics"]) {
+    if (one["code"] != "C0805") continue;
+    noted = true;
+    CHECK(one["path"] == "model.moe_router_dtype");
+    CHECK(one.contains("file"));
+  }
+  CHECK(noted);
   // `auto` trains on the CPU where there is no GPU, which NCCL cannot.
   const std::string nccl = "dist.distributed_backend=nccl";
   const Finished transport = p.in({"check", "./tiny.yaml", nccl});

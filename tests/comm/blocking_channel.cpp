@@ -198,6 +198,24 @@ TEST_CASE("ranks that exchange two collectives of one kind and size are named by
     }
 }
 
+TEST_CASE("purposes that differ only at the end of a long text are told apart") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  for (const bool differ : {false, true}) {
+    CAPTURE(differ);
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const test::WithBlockingChannel with(group, *device);
+    const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {16});
+    const std::string purpose = std::string(200, 'x') + std::to_string(differ ? group.rank() : 0);
+    group.channel().start(TransferBatch(purpose).all_gather(mine, all)).wait();
+    const std::string error = test::device_error(*device);
+    CAPTURE(error);
+    CHECK(error.empty() != differ);
+    if (differ) CHECK(holds(error, "(" + std::string(119, 'x') + ")"));
+    while (!test::device_error(*device).empty()) continue;
+  }
+}
+
 TEST_CASE("ranks that start the batches of two groups in different orders are named with both batches") {
   Communicator& all = world().communicator();
   if (all.size() != 2) return;

@@ -360,6 +360,19 @@ TEST_CASE("RoPE rotates an integer number of elements of a head") {
   CHECK(static_cast<int>(88 * capstan::json_of(made.text)["partial_rotary_factor"].get<double>()) == 60);
 }
 
+TEST_CASE("DeepSeek's seq_aux is for the loss of each sequence alone") {
+  using config::RouterBalancing;
+  config::ModelConfig model = ExternalModel::open("hf:" + (kFamilies / "deepseek_v3_moe").string())->model();
+  for (const auto type : {RouterBalancing::aux_loss, RouterBalancing::seq_aux_loss,
+                          RouterBalancing::global_aux_loss, RouterBalancing::none}) {
+    CAPTURE(static_cast<int>(type));
+    model.moe_router_load_balancing_type = type;
+    model.moe_aux_loss_coeff = type == RouterBalancing::none ? 0 : 0.01;
+    const auto written = capstan::json_of(write_hf_config(model, DType::f32).text);
+    CHECK(written["seq_aux"] == (type == RouterBalancing::seq_aux_loss));
+  }
+}
+
 TEST_CASE("a tied model that brings a head of its own is refused when its weights are read") {
   for (const bool differs : {false, true}) {
     Copy copy("smollm2");

@@ -53,6 +53,48 @@ TEST_CASE("megatron: the launcher gives the world") {
   CHECK(omitted_as(open, "--nproc-per-node", OmissionReason::to_fill_in));
 }
 
+TEST_CASE("megatron and bridge: the coefficient of global_aux_loss is for one data-parallel rank") {
+  const std::string path = "model.moe_aux_loss_coeff";
+  const auto assumed = [&](const Imported& imported) {
+    return std::ranges::count(imported.assumed, path, &AssumedValue::path) == 1;
+  };
+  const std::string experts = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --moe-router-load-balancing-type ",
+                    launcher = "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py";
+  // 16 ranks, of which 2 hold a replica.
+  const std::string two = " --tensor-model-parallel-size 2 --sequence-parallel";
+  const Imported divided = command(experts + "global_aux_loss" + two, launcher);
+  CHECK(value_of(divided, path) == "0.00125");
+  CHECK_FALSE(assumed(divided));
+  const Imported local = command(experts + "aux_loss" + two, launcher);
+  CHECK(value_of(local, path) == "0.01");
+  CHECK_FALSE(assumed(local));
+  const Imported open = command(experts + "global_aux_loss" + two, "torchrun pretrain_gpt.py");
+  CHECK(value_of(open, path) == "0.01");
+  CHECK(assumed(open));
+  CHECK(omitted_as(command("--num-experts 8 --moe-aux-loss-coeff much"), "--moe-aux-loss-coeff",
+                   OmissionReason::value));
+
+  const auto bridge = [](const std::string& type, const std::string& overlap) {
+    return import_recipe(
+        "model: {_target_: a.GPTModelProvider, num_layers: 2, num_moe_experts: 8, "
+        "moe_aux_loss_coeff: 0.01, moe_router_load_balancing_type: " +
+            type + "}\ncomm_overlap: {_target_: b.CommOverlapConfig, data_parallel_size: " + overlap + "}\n",
+        "run_config.yaml", {});
+  };
+  CHECK(value_of(bridge("global_aux_loss", "8"), path) == "0.00125");
+  CHECK_FALSE(assumed(bridge("global_aux_loss", "8")));
+  CHECK(value_of(bridge("global_aux_loss", "null"), path) == "0.01");
+  CHECK(assumed(bridge("global_aux_loss", "null")));
+  CHECK(value_of(bridge("seq_aux_loss", "8"), path) == "0.01");
+  CHECK_FALSE(assumed(bridge("seq_aux_loss", "null")));
+}
+
+TEST_CASE("megatron: a router in fp64 is taken with a warning, because GPUs refuse it") {
+  const Imported file = command("--num-experts 8 --moe-router-dtype fp64");
+  CHECK(value_of(file, "model.moe_router_dtype") == "fp64");
+  CHECK(std::ranges::count(file.resolution.diagnostics, "R0722", &config::Diagnostic::code) == 1);
+}
+
 TEST_CASE("megatron: nothing is dropped silently") {
   const Imported odd =
       command("--hidden-dropot 0.1 --lr 2e-3 stray --micro-batch-size many --wandb-project x");

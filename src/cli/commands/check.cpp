@@ -56,23 +56,24 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
 }
 
 // Throws the error with which a run on this machine refuses the device of the recipe, or NCCL without GPUs.
-// `path` is set to the field. `auto` can be trained everywhere, and opening the CUDA backend would take
-// longer than the check, so that it is opened for NCCL alone.
-void check_device_here(const config::Config& config, std::string& path) {
+// Opening the CUDA backend would take longer than the check: `auto` opens it for NCCL alone. What `auto`
+// would refuse on a GPU is not found; a router in fp64, which every GPU refuses, is a warning of the recipe.
+void check_device_here(const config::Config& config) {
   const bool nccl = config.dist.distributed_backend == config::DistributedBackend::nccl;
-  path = "train.device";
   if (config.train.device != config::DeviceKind::automatic) train::check_device(config, 0);
-  path = "dist.distributed_backend";
   if (nccl && train::device_kind(config.train.device) != config::DeviceKind::cuda)
     train::choose_transport(config.dist.distributed_backend, {}, {});
 }
 
 // Adds a note if this machine cannot train on the device of the recipe; the recipe is valid all the same.
 void add_device_note(config::Resolution& resolution) {
-  config::Diagnostic note;
   try {
-    check_device_here(resolution.config, note.path);
+    check_device_here(resolution.config);
   } catch (const Error& error) {
+    config::Diagnostic note;
+    // The message begins with the field, except for a failure of the device itself.
+    note.path = error.message().substr(0, error.message().find(':'));
+    if (!config::schema().find_field(note.path)) note.path = "train.device";
     note.level = config::Level::note;
     note.code = "C0805";
     note.name = "device_not_here";

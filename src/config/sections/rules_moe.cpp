@@ -218,6 +218,18 @@ RULE("R0714", gathered_tokens_have_one_length, "the allgather dispatcher exclude
       .help("set model.moe_token_dispatcher_type=alltoall");
 }
 
+RULE("R0722", fp64_router_needs_cpu, "a router in fp64 is trained on the CPU only", "model.moe_router_dtype",
+     "train.device") {
+  const DeviceKind device = c.train.device;
+  if (!has_experts(c) || c.model.moe_router_dtype != RouterDtype::fp64 || device == DeviceKind::cpu ||
+      device == DeviceKind::checked)
+    return;
+  report
+      .warning("GPUs refuse `model.moe_router_dtype` fp64, and `train.device` is " +
+               std::string(enum_name(device)))
+      .help("set train.device=cpu, or model.moe_router_dtype=fp32");
+}
+
 bool has_aux_loss(RouterBalancing type) {
   return type == RouterBalancing::aux_loss || type == RouterBalancing::seq_aux_loss ||
          type == RouterBalancing::global_aux_loss;
