@@ -128,14 +128,18 @@ __global__ void plan_rows_kernel(PermutationShape s, const int32_t* experts, int
 void plan(Context& c, PermutationShape s, const int32_t* experts, const float* probabilities,
           int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row) {
   const int64_t slots = s.slots();
-  const Grid grid{s.experts, threads_for(slots, 1, kPlanThreads)};
-  launch(c, grid, plan_sizes_kernel, s, experts, numbers, row_of_slot);
+  const KeyBits bits(s.experts);
+  SortKey* keys = nullptr;
+  // What cannot run is refused before anything is written.
   if (const WorkspaceSize need = plan_workspace(s); need.shared > 0) {
-    const KeyBits bits(s.experts);
     if (slots >= int64_t{1} << bits.slot)
       return refuse(c, "dropping by probability has too many slots for its sort keys");
-    auto* keys = workspace_of<SortKey>(c, need);
+    keys = workspace_of<SortKey>(c, need);
     if (!keys) return;
+  }
+  const Grid grid{s.experts, threads_for(slots, 1, kPlanThreads)};
+  launch(c, grid, plan_sizes_kernel, s, experts, numbers, row_of_slot);
+  if (keys) {
     const int64_t count = sorted_keys(slots);
     map<1>(c, count, MakeSlotKeys{s, bits, experts, probabilities, keys});
     sort_keys(c, keys, 1, count);
