@@ -440,8 +440,8 @@ void expert_fields(Section<ModelConfig>& s) {
           "checked");
   moe(s.field("moe_router_enable_expert_bias", &M::moe_router_enable_expert_bias))
       .doc(
-          "balance the load with an expert bias on the top-k selection, updated after each step "
-          "(auxiliary-loss-free); with adapters (`peft`) it stays as it is in the base model");
+          "balance the load by an expert bias on the top-k selection, updated after each step "
+          "(auxiliary-loss-free); constant with `peft`");
   s.field("moe_router_bias_update_rate", &M::moe_router_bias_update_rate)
       .doc("update rate of the expert bias; typical: 1e-3")
       .above(0)
