@@ -55,8 +55,6 @@ void experts() {
   changes("model.moe_router_num_groups", "2", groups);
   changes("model.moe_router_group_topk", "2", groups);
   changes("model.moe_router_group_score_topk", "1", groups);
-  changes("model.moe_router_load_balancing_type", "global_aux_loss",
-          with(on, {"model.moe_aux_loss_coeff=0.3", "train.micro_batch_size=1"}));
   changes("model.moe_input_jitter_eps", "0.1", on);
   changes("model.moe_router_dtype", "fp64", on);
   for (const char* field : {"model.moe_grouped_gemm", "model.moe_permute_fusion"})
