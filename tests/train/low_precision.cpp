@@ -28,11 +28,12 @@ struct Preset {
   double average, last;
   // How far losses and norms of sharded gradients may be from others' on several ranks, relative. They are
   // summed over the ranks after each micro-batch, others after the last: other bits, of which a number near
-  // the middle of two codes makes another code.
+  // the middle of two codes makes another code. Whether one is near depends on the CPU's kernels: with AVX2
+  // current scaling is apart by 1.1e-3, with AVX-512 by less than 1e-6.
   double sharded;
 };
 constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.1, 0.005, 1e-6},
-                               {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005, 1e-6},
+                               {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005, 0.005},
                                {"bf16_with_fp8_subchannel_scaling_mixed", 0.04, 0.005, 1e-6},
                                {"bf16_with_mxfp8_mixed", 0.04, 0.005, 1e-6},
                                {"bf16_with_nvfp4_mixed", 0.25, 0.01, 0.02}};
