@@ -215,9 +215,9 @@ bool rounds_below_fp32(const std::string& recipe, const std::string& overrides) 
 // How far layouts may be apart: sums in another order, which bf16 operands round to.
 struct Apart {
   double loss, norm, parameters, moments;
-  // With GEMMs in 8 and 4 bits, whose codes differ where sums do: the root mean square of the difference of a
-  // moment over that of its values, at most, and the median over all moments. As measured, at most 0.43 and
-  // 0.046 in FP8, 0.80 and 0.182 in FP4. Zeros in place of the gradients make both 1.
+  // With experts, and with GEMMs in 8 and 4 bits, whose codes differ where sums do: the root mean square of
+  // the difference of a moment over that of its values, at most, and the median over all moments. As measured,
+  // at most 0.43 and 0.046 in FP8, 0.80 and 0.187 in FP4. Zeros in place of the gradients make both 1.
   double mean_square = 0, median = 0;
   // FP4, whose gradients are rounded stochastically: second moments are compared by their roots, by which
   // Adam divides and whose error is that of a gradient.
@@ -231,8 +231,10 @@ struct Apart {
     if (overrides.find("mixed_precision.fp4=") != std::string::npos)
       loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 1.2, mean_square = 0.9, median = 0.25,
       roots = true;
-    // A token near a tie of the router may go to another expert.
-    if (bf16 && recipe.starts_with("moe")) loss = parameters = 2e-2, norm = 0.1, moments = 0.3;
+    // A token near a tie of the router may go to another expert. As measured, at most 0.30 for one element of
+    // a moment, 0.17 for a root mean square and 0.067 for the median.
+    if (bf16 && recipe.starts_with("moe"))
+      loss = parameters = 2e-2, norm = 0.1, moments = 0.4, mean_square = 0.25, median = 0.1;
     // Parameters in bf16 differ by a last place, gradients with them, and their squares by twice as much; the
     // last place of E4M3.
     if (recipe == "moments") moments = 0.1;
@@ -275,10 +277,12 @@ void check_layout(const std::string& recipe, const std::string& overrides, int64
         return root ? std::sqrt(static_cast<double>(x)) : static_cast<double>(x);
       };
       for (size_t i = 0; i < values.size(); ++i) {
-        const double value = compared(values[i]), difference = value - compared(other[i]);
-        most = std::max(most, std::abs(value)), apart = std::max(apart, std::abs(difference));
+        const double value = compared(values[i]), own = compared(other[i]), difference = value - own;
+        most = std::max({most, std::abs(value), std::abs(own)});
+        apart = std::max(apart, std::abs(difference));
         squares += value * value, squares_apart += difference * difference;
       }
+      // Relative to the largest value of either run: in few bits one of them may have the larger outlier.
       // Moments are sums of gradients, whose rounding does not shrink with them.
       const bool moment = tensor.starts_with("optimizer.");
       INFO("`", tensor, "`: ", apart, " apart, largest ", most);
