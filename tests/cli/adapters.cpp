@@ -196,7 +196,7 @@ TEST_CASE("adapters of experts: counted, trained on several ranks, saved, merged
   };
   const std::string without = "peft.exclude_modules=[\"*.mlp.experts.*\"]";
   CHECK(resumed({without, "train.exit_interval=2"}).code == 75);
-  const Finished differs = resumed({"--resume"});
+  const Finished differs = resumed({"--run-dir", "newer", "checkpoint.load=older"});
   CHECK(differs.code != 0);
   CHECK_MESSAGE(contains(differs.err, without), differs.err);
   const Finished goes_on = resumed({without, "--resume"});

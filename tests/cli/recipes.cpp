@@ -142,14 +142,17 @@ TEST_CASE("a recipe from standard input and from files") {
 TEST_CASE("methods are listed with their models, and their short names are recipes") {
   const Finished listed = run({"recipe", "ls"});
   CHECK(contains(listed.out, "\nlora model=MODEL  "));
-  CHECK(contains(listed.out, "\nmodels of dora lora qlora: gemma2-27b "));
-  CHECK(contains(listed.out, "\nmodels of sft: gemma2-27b "));
+  // Those with experts have no dora and no qlora.
+  CHECK(contains(listed.out, "\nmodels of lora sft: gemma2-27b "));
+  CHECK(contains(listed.out, "\nmodels of dora qlora: gemma2-27b "));
   CHECK(contains(listed.out, " mixtral-8x7b "));
   CHECK_FALSE(contains(listed.out, "llama3.1-8b-lora"));
   const auto all = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   CHECK(all["methods"].size() == 4);
   CHECK(all["methods"][1]["name"] == "lora");
-  CHECK(all["methods"][1]["models"].size() == 35);
+  CHECK(all["methods"][1]["models"].size() == 40);
+  CHECK(all["methods"][0]["name"] == "dora");
+  CHECK(all["methods"][0]["models"].size() == 35);
   const auto values = [](const std::vector<std::string>& recipe) {
     std::vector<std::string> words = {"show", "--json"};
     words.insert(words.end(), recipe.begin(), recipe.end());

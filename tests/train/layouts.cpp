@@ -216,8 +216,9 @@ bool rounds_below_fp32(const std::string& recipe, const std::string& overrides) 
 struct Apart {
   double loss, norm, parameters, moments;
   // With experts, and with GEMMs in 8 and 4 bits, whose codes differ where sums do: the root mean square of
-  // the difference of a moment over that of its values, at most, and the median over all moments. As measured,
-  // at most 0.43 and 0.046 in FP8, 0.80 and 0.187 in FP4. Zeros in place of the gradients make both 1.
+  // the difference of a moment over that of its values, at most, and the median over all moments. As
+  // measured, at most 0.43 and 0.046 in FP8, 0.80 and 0.187 in FP4. Zeros in place of the gradients make
+  // both 1.
   double mean_square = 0, median = 0;
   // FP4, whose gradients are rounded stochastically: second moments are compared by their roots, by which
   // Adam divides and whose error is that of a gradient.
