@@ -93,9 +93,8 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   const ShardingAxis axis = width_axis(weight_.spec().grid());
   CAPSTAN_ASSERT(
       a.grid() == weight_.spec().grid() && b.grid() == a.grid() &&
-          (width_.size == 1 ||
-           ((a.sharding.over(axis) != nullptr) == (sharding_ == LinearSharding::row) &&
-            (b.sharding.over(axis) != nullptr) == (sharding_ == LinearSharding::column))),
+          (width_.size == 1 || ((a.sharding.over(axis) != nullptr) == (sharding_ == LinearSharding::row) &&
+                                (b.sharding.over(axis) != nullptr) == (sharding_ == LinearSharding::column))),
       "the update of `" + a.name + "` is sharded otherwise than the output of `" + weight_.name() + "`");
   const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));

@@ -141,35 +141,34 @@ Var grouped_low_rank_add(Tape& tape, Var y, const Var& x, const Tensor& sizes, c
   const Cost of_a = grouped_cost(rows, expected_rows, experts, rank, in, x.dtype()),
              of_b = grouped_cost(rows, expected_rows, experts, columns, rank, x.dtype());
   const Cost cost{of_a.flops + of_b.flops, of_a.bytes + of_b.bytes};
-  return tape.record(
-      {.name = "grouped_low_rank_add",
-       .inputs = {Var{result, y.slot}, x},
-       .outputs = {result},
-       .parameters = {&a, &b},
-       .cost = cost,
-       .backward_cost = cost,
-       .saved = {x.value, h, sizes},
-       .backward = [&a, &b, scale, first_column, columns, of_a, of_b](BackwardContext& ctx) {
-         const Tensor dy = ctx.output_gradient().slice(1, first_column, columns);
-         const Tensor &kept = ctx.saved(0), &low = ctx.saved(1), &of_experts = ctx.saved(2);
-         const Tensor dh = Tensor::empty(ctx.device(), low.shape(), low.dtype());
-         {
-           const auto w = ctx.pin(b);
-           multiply_rows(dy, *w, false, of_experts, dh, {}, {.alpha = scale});
-         }
-         const auto run = [](const Tensor& gradient, std::span<const Tensor> t) {
-           add_weight_gradient(t[0], t[1], t[2], gradient);
-         };
-         ctx.weight_gradient(b, of_b, {dy, low, of_experts}, run);
-         ctx.weight_gradient(a, of_a, {dh, kept, of_experts}, run);
-         if (ctx.needs(1)) {
-           const auto w = ctx.pin(a);
-           const Tensor dx = tensor_of_rows(ctx.context(), kept.shape(), kept.dtype());
-           multiply_rows(dh, *w, false, of_experts, dx);
-           ctx.accumulate_gradient(1, dx);
-         }
-         ctx.accumulate_gradient(0, std::move(ctx.output_gradient()));
-       }})[0];
+  return tape.record({.name = "grouped_low_rank_add",
+                      .inputs = {Var{result, y.slot}, x},
+                      .outputs = {result},
+                      .parameters = {&a, &b},
+                      .cost = cost,
+                      .backward_cost = cost,
+                      .saved = {x.value, h, sizes},
+                      .backward = [&a, &b, scale, first_column, columns, of_a, of_b](BackwardContext& ctx) {
+                        const Tensor dy = ctx.output_gradient().slice(1, first_column, columns);
+                        const Tensor &kept = ctx.saved(0), &low = ctx.saved(1), &of_experts = ctx.saved(2);
+                        const Tensor dh = Tensor::empty(ctx.device(), low.shape(), low.dtype());
+                        {
+                          const auto w = ctx.pin(b);
+                          multiply_rows(dy, *w, false, of_experts, dh, {}, {.alpha = scale});
+                        }
+                        const auto run = [](const Tensor& gradient, std::span<const Tensor> t) {
+                          add_weight_gradient(t[0], t[1], t[2], gradient);
+                        };
+                        ctx.weight_gradient(b, of_b, {dy, low, of_experts}, run);
+                        ctx.weight_gradient(a, of_a, {dh, kept, of_experts}, run);
+                        if (ctx.needs(1)) {
+                          const auto w = ctx.pin(a);
+                          const Tensor dx = tensor_of_rows(ctx.context(), kept.shape(), kept.dtype());
+                          multiply_rows(dh, *w, false, of_experts, dx);
+                          ctx.accumulate_gradient(1, dx);
+                        }
+                        ctx.accumulate_gradient(0, std::move(ctx.output_gradient()));
+                      }})[0];
 }
 
 }  // namespace capstan::ops
