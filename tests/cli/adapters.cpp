@@ -185,22 +185,6 @@ TEST_CASE("adapters of experts: counted, trained on several ranks, saved, merged
   const Finished biased = b.in({"merge", "biased-lora", "biased-merged"});
   REQUIRE_MESSAGE(biased.code == 0, biased.err);
   CHECK(b.loss("biased-merged") == doctest::Approx(b.loss("biased-lora")).epsilon(1e-6));
-  // Adapters from before experts had them.
-  const std::vector<std::string> older = {
-      "peft=lora",           "peft.dim=3", "checkpoint.pretrained_checkpoint=sparse",
-      "train.train_iters=4", "--run-dir",  "older"};
-  const auto resumed = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), older.begin(), older.end());
-    more.insert(more.begin(), sparse.begin(), sparse.end());
-    return b.train(std::move(more));
-  };
-  const std::string without = "peft.exclude_modules=[\"*.mlp.experts.*\"]";
-  CHECK(resumed({without, "train.exit_interval=2"}).code == 75);
-  const Finished differs = resumed({"--run-dir", "newer", "checkpoint.load=older"});
-  CHECK(differs.code != 0);
-  CHECK_MESSAGE(contains(differs.err, without), differs.err);
-  const Finished goes_on = resumed({without, "--resume"});
-  CHECK_MESSAGE(goes_on.code == 0, goes_on.err);
   std::vector<std::string> words = sparse;
   words.insert(words.end(), {"peft=dora", "checkpoint.pretrained_checkpoint=sparse", "--run-dir", "x"});
   const Finished refused = b.train(words);

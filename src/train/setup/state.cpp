@@ -239,29 +239,14 @@ std::string model_help(const TensorSource& source) {
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
 }
 
-constexpr std::string_view kMissing = "` is missing in the checkpoint";
-
 // A line where the source does not hold the tensor with this shape, else nothing.
 std::string difference(const TensorSource& source, const std::string& name, const Shape& shape) {
   const auto* stored = source.find(name);
-  if (!stored) return "`" + name + std::string(kMissing);
+  if (!stored) return "`" + name + "` is missing in the checkpoint";
   if (stored->shape == shape) return {};
   const bool has_vocabulary = name.ends_with("word_embeddings.weight") || name == "output_layer.weight";
   return "`" + name + "`: " + stored->shape.text() + " in the checkpoint, " + shape.text() +
          " in the recipe" + (has_vocabulary ? ", whose first dimension is model.padded_vocab_size" : "");
-}
-
-// Patterns of the experts whose adapters are missing, if nothing else differs.
-std::string patterns_of_missing_experts(const std::vector<std::string>& problems) {
-  std::set<std::string> patterns;
-  for (const std::string& problem : problems) {
-    const bool shared = problem.find(".shared_experts.") != std::string::npos;
-    if ((!shared && problem.find(".mlp.experts.") == std::string::npos) ||
-        problem.find(".adapter.") == std::string::npos || !problem.ends_with(kMissing))
-      return {};
-    patterns.insert(shared ? "\"*.shared_experts.*\"" : "\"*.mlp.experts.*\"");
-  }
-  return join(std::vector<std::string>(patterns.begin(), patterns.end()), ",");
 }
 
 // names: of all parameters of the model. Parameters that only the checkpoint has are named too: it is another
@@ -272,14 +257,11 @@ void refuse_differences(const TensorSource& source, const std::set<std::string>&
     if (!name.starts_with("optimizer.") && !names.count(name))
       problems.push_back("`" + name + "` is in the checkpoint, but is not a parameter of the recipe's model");
   if (problems.empty()) return;
-  const std::string experts = patterns_of_missing_experts(problems);
   fail(ErrorCode::failed,
        source.description() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
            (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
            join_some(problems, "\n    ", 8),
-       experts.empty()
-           ? model_help(source)
-           : "adapters from before experts had any go on with peft.exclude_modules=[" + experts + "]");
+       model_help(source));
 }
 
 // The elements `range` of this rank's shard, from whichever ranks wrote them.
