@@ -150,16 +150,17 @@ TEST_CASE("the bash script in a real bash") {
 
 #if CAPSTAN_TIMED
 TEST_CASE("an answer takes less than 30 ms") {
-  // The least processor time, so that what else the machine does hardly counts.
+  // Processor time, so that what else the machine does hardly counts.
   for (const std::vector<std::string>& words : {std::vector<std::string>{"__complete", ""},
                                                 {"__complete", "check", ""},
                                                 {"__complete", "check", "quickstart", "model."},
                                                 {"__complete", "check", "quickstart", "mixed_precision="},
                                                 {"__complete", "train", "llama3-8b", "dist.t"}}) {
-    double least = 1;
-    for (int i = 0; i < 15; ++i) least = std::min(least, run(words).cpu_seconds);
-    MESSAGE(words.back() << ": " << 1e3 * least << " ms");
-    CHECK(least < 0.030);
+    std::vector<double> times;
+    for (int i = 0; i < 15; ++i) times.push_back(run(words).cpu_seconds);
+    std::sort(times.begin(), times.end());
+    MESSAGE(words.back() << ": " << 1e3 * times[7] << " ms");
+    CHECK(times[7] < 0.030);
   }
 }
 #endif

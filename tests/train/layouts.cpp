@@ -43,6 +43,7 @@ const bool kAll = std::getenv("CAPSTAN_EVERY_LAYOUT") != nullptr;
 
 // Eight ranks would not divide twelve sequences.
 constexpr const char* kBatchOfEight = "train.global_batch_size=8";
+constexpr const char* kLargeBatch = LARGE_BATCH;
 
 // The same on all ranks; all of them ask together the first time.
 const fs::path& scratch() {
@@ -196,7 +197,7 @@ const Run& single_rank(const std::string& recipe, const std::string& overrides, 
   std::string maths;
   for (const char* const part :
        {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4, FP16, SGD, OF_SEQUENCES,
-        IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, DROPS, kBatchOfEight})
+        IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, DROPS, kBatchOfEight, kLargeBatch})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
   if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);
@@ -215,10 +216,9 @@ bool rounds_below_fp32(const std::string& recipe, const std::string& overrides) 
 // How far layouts may be apart: sums in another order, which bf16 operands round to.
 struct Apart {
   double loss, norm, parameters, moments;
-  // With experts, and with GEMMs in 8 and 4 bits, whose codes differ where sums do: the root mean square of
-  // the difference of a moment over that of its values, at most, and the median over all moments. As
-  // measured, at most 0.43 and 0.046 in FP8, 0.80 and 0.187 in FP4. Zeros in place of the gradients make
-  // both 1.
+  // With GEMMs in 8 and 4 bits, whose codes differ where sums do: the root mean square of the difference of a
+  // moment over that of its values, at most, and the median over all moments. As measured, at most 0.43 and
+  // 0.046 in FP8, 0.80 and 0.182 in FP4. Zeros in place of the gradients make both 1.
   double mean_square = 0, median = 0;
   // FP4, whose gradients are rounded stochastically: second moments are compared by their roots, by which
   // Adam divides and whose error is that of a gradient.
@@ -232,10 +232,8 @@ struct Apart {
     if (overrides.find("mixed_precision.fp4=") != std::string::npos)
       loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 1.2, mean_square = 0.9, median = 0.25,
       roots = true;
-    // A token near a tie of the router may go to another expert. As measured, at most 0.30 for one element of
-    // a moment, 0.17 for a root mean square and 0.067 for the median.
-    if (bf16 && recipe.starts_with("moe"))
-      loss = parameters = 2e-2, norm = 0.1, moments = 0.4, mean_square = 0.25, median = 0.1;
+    // A token near a tie of the router may go to another expert.
+    if (bf16 && recipe.starts_with("moe")) loss = parameters = 2e-2, norm = 0.1, moments = 0.3;
     // Parameters in bf16 differ by a last place, gradients with them, and their squares by twice as much; the
     // last place of E4M3.
     if (recipe == "moments") moments = 0.1;
@@ -278,12 +276,10 @@ void check_layout(const std::string& recipe, const std::string& overrides, int64
         return root ? std::sqrt(static_cast<double>(x)) : static_cast<double>(x);
       };
       for (size_t i = 0; i < values.size(); ++i) {
-        const double value = compared(values[i]), own = compared(other[i]), difference = value - own;
-        most = std::max({most, std::abs(value), std::abs(own)});
-        apart = std::max(apart, std::abs(difference));
+        const double value = compared(values[i]), difference = value - compared(other[i]);
+        most = std::max(most, std::abs(value)), apart = std::max(apart, std::abs(difference));
         squares += value * value, squares_apart += difference * difference;
       }
-      // Relative to the largest value of either run: in few bits one of them may have the larger outlier.
       // Moments are sums of gradients, whose rounding does not shrink with them.
       const bool moment = tensor.starts_with("optimizer.");
       INFO("`", tensor, "`: ", apart, " apart, largest ", most);
@@ -472,44 +468,44 @@ TEST_CASE("what is not finite is located under tensor and pipeline parallelism a
 }
 
 TEST_CASE("the matrix is as large as it says") {
-  // Layouts whose " RECIPE OVERRIDES " has both texts: how many there are, and how many fast ones. Who adds
-  // layouts may raise the numbers.
+  // Layouts whose " RECIPE OVERRIDES " has both texts: how many there are, and how many fast ones. Update
+  // the numbers with the table.
   struct Kind {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 388, 66},
-                                                {"", "dist.tp=", 136, 30},
-                                                {"", "dist.pp=", 121, 20},
-                                                {"", "dist.vpp=", 20, 6},
-                                                {"", ZB_H1, 20, 2},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 401, 70},
+                                                {"", "dist.tp=", 140, 31},
+                                                {"", "dist.pp=", 125, 22},
+                                                {"", "dist.vpp=", 21, 7},
+                                                {"", ZB_H1, 21, 2},
                                                 {"", ZB_V, 24, 3},
-                                                {"", "dist.cp=", 79, 3},
+                                                {"", "dist.cp=", 81, 3},
                                                 {"", "dist.cp_comm_type=", 33, 0},
-                                                {"", SHARD "optim ", 44, 11},
-                                                {"", SHARD "optim_grads ", 34, 4},
-                                                {"", SHARD "optim_grads_params ", 59, 7},
+                                                {"", SHARD "optim ", 46, 12},
+                                                {"", SHARD "optim_grads ", 35, 5},
+                                                {"", SHARD "optim_grads_params ", 61, 7},
                                                 {"", HYBRID, 19, 2},
-                                                {"", "model.recompute_granularity=", 55, 2},
-                                                {"", "mixed_precision=", 60, 14},
+                                                {"", "model.recompute_granularity=", 58, 3},
+                                                {"", "mixed_precision=", 62, 14},
                                                 {"", "mixed_precision.fp8=", 14, 4},
-                                                {"", " moe", 101, 16},
-                                                {"", "dispatcher_type=allgather", 33, 7},
-                                                {"", "dispatcher_type=alltoall", 31, 4},
-                                                {"", " latent", 25, 4},
-                                                {STAND_IN, "", 48, 12},
+                                                {"", " moe", 114, 19},
+                                                {"", "dispatcher_type=allgather", 35, 8},
+                                                {"", "dispatcher_type=alltoall", 33, 5},
+                                                {"", " latent", 25, 5},
+                                                {STAND_IN, "", 50, 13},
                                                 {STAND_IN, "dist.tp=", 12, 5},
-                                                {STAND_IN, "dist.pp=", 21, 7},
+                                                {STAND_IN, "dist.pp=", 22, 8},
                                                 {STAND_IN, "dist.cp=", 9, 1},
                                                 {STAND_IN, "dist.cp_comm_type=", 3, 0},
-                                                {STAND_IN, SHARD "optim ", 4, 1},
+                                                {STAND_IN, SHARD "optim ", 5, 2},
                                                 {STAND_IN, SHARD "optim_grads ", 4, 0},
-                                                {STAND_IN, SHARD "optim_grads_params ", 6, 2},
+                                                {STAND_IN, SHARD "optim_grads_params ", 7, 2},
                                                 {STAND_IN, HYBRID, 3, 1},
-                                                {STAND_IN, " moe", 6, 1},
+                                                {STAND_IN, " moe", 8, 2},
                                                 {STAND_IN, OFFLOAD(""), 7, 3},
-                                                {SIMULATED, "", 17, 3},
-                                                {SIMULATED, " moe", 5, 0}}) {
+                                                {SIMULATED, "", 18, 3},
+                                                {SIMULATED, " moe", 6, 0}}) {
     CAPTURE(device);
     CAPTURE(text);
     int found = 0, found_fast = 0;
@@ -518,8 +514,8 @@ TEST_CASE("the matrix is as large as it says") {
       if (row.find(device) == std::string::npos || row.find(text) == std::string::npos) continue;
       ++found, found_fast += layout.fast;
     }
-    CHECK(found >= all);
-    CHECK(found_fast >= fast);
+    CHECK(found == all);
+    CHECK(found_fast == fast);
   }
   if (world().rank() == 0) fs::remove_all(scratch());
 }
