@@ -59,7 +59,7 @@ struct ExpertPermutation {
   void (*regroup)(Context&, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows,
                   int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row);
   // y[r] = x[slot_of_row[r] / topk], times weights[slot] where given; 0 without a slot. x [tokens, cols],
-  // weights fp32 [slots], y [rows, cols].
+  // weights fp32 [slots], y [rows, cols]. Without weights finite values keep their bits, subnormal ones too.
   void (*permute)(Context&, In x, const int32_t* slot_of_row, const float* weights, Out y, int64_t rows,
                   int64_t topk, int64_t cols);
   // y[t] = the sum over k of x[row_of_slot[t * topk + k]], times weights[slot] where given, in fp32 and in

@@ -330,7 +330,8 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   auto& entries = header.entries;
   for (auto& e : entries) {
     check_entry(e, file + ": tensor " + in_quotes(e.name) + ": ");
-    // Codes of 8 bits are read as they are.
+    // FP8 weights of DeepSeek: codes without scales, which formats/fp8_weights.cpp applies.
+    // dtype_from_name() has no FP8 names.
     e.dtype = e.dtype_name == "F8_E4M3" ? DType::f8e4m3 : dtype_from_name(e.dtype_name);
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {

@@ -136,7 +136,7 @@ Tensor HeadExchange::gathered(const Tensor& per_row) const {
   const int64_t rows = batch_ * seq_;
   const Tensor received = workspace(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
                natural = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype());
-  group_->channel().start(comm::TransferBatch("numbers of rows").all_gather(per_row, received)).wait();
+  group_->channel().start(comm::TransferBatch("values per row").all_gather(per_row, received)).wait();
   reorder(received, natural, false);
   return natural.view({ranks_ * rows});
 }

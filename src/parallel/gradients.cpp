@@ -330,7 +330,7 @@ void FlatStore::reduce_tied() {
       continue;
     finish_gradient_all_gather(index);
     PendingReduction& pending = add_pending(index);
-    // The stages count their buckets apart.
+    // Pipeline stages number their buckets independently: the purpose names no bucket.
     add_reduction(pending,
                   comm::Reduction::all_reduce(*groups_.embedding, gradients_of(bucket, bucket.owned),
                                               "gradients of tied weights", reduce_queue_, reduce_queue_));

@@ -51,7 +51,8 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
              dout = Array(type, random_values(tokens * width, seed + 1)).rounded();
   const auto ids = dropout_rows(tokens);
   const Vec<int32_t> bounds = document_bounds(documents, a.seq);
-  Vec<double> out(static_cast<size_t>(tokens * width)), dq_sum(q.size()), dkv_sum(kv.size());
+  Vec<double> out(static_cast<size_t>(tokens * width)), saved_out(out.size()), dq_sum(q.size()),
+      dkv_sum(kv.size());
   for (size_t rank = 0; rank < shards.size(); ++rank) {
     AttentionBlock part{a, shards[rank], {}};
     part.shape.seq = part.queries.rows();
@@ -76,6 +77,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     }
     put_rows(out, y[0].rounded(), a, shards[rank], width);
     const Array saved(type, y[0].rounded());
+    put_rows(saved_out, saved.rounded(), a, shards[rank], width);
     Array lse = y[1], dq = Array::zeros(DType::f32, mine * row);
     for (const PositionSegments& keys : shards) {
       part.keys = keys;
@@ -105,14 +107,10 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     return result;
   };
   const reference::Qkv<double> x{q, columns(kv, 0, a.qk_dim), columns(kv, a.qk_dim, a.v_dim)};
-  // The saved output is rounded to the type, whose error each pair's gradient has. Over six seeds of four
-  // ranks it was at most 7.3 units of the last place, in bf16 as in fp16. Rounded weights have as much again.
   const bool rounds = type != DType::f32 && rounds_attention_weights();
-  const double allowed = (type == DType::f32   ? 2e-5
-                          : type == DType::f16 ? 8.0 / 2048
-                                               : 2 * tolerance(type)) *
-                         (rounds ? 2 : 1);
-  const auto gradient = reference::attention_gradient(a, x, dout, documents, ids);
+  // Sums are fp32; kernels that keep the rest of rounded weights lose 2^-17 of each.
+  const double allowed = type == DType::f32 ? 2e-5 : rounds ? 4 * tolerance(type) : 1e-4;
+  const auto gradient = reference::attention_gradient(a, x, dout, documents, ids, &saved_out);
   CHECK(error(out, reference::attention(a, x, documents, ids, nullptr)) <
         (rounds ? 2 * tolerance(type) : 1e-5));
   const auto k_sum = columns(dkv_sum, 0, a.qk_dim), v_sum = columns(dkv_sum, a.qk_dim, a.v_dim);
@@ -132,11 +130,11 @@ TEST_CASE("shards of a sequence give the attention of the full sequence: load-ba
   uint64_t seed = 300;
   for (const DType type : kTypes)
     for (const auto& [ranks, length] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
-      if (test::kSanitized && ranks == 4) continue;
       const int64_t seq = are_simulated() && ranks == 4 ? 40 : length;
       AttentionShape a = attention_shape(are_simulated() ? 1 : 2, 3, 20, 2, seq);
       const auto check = [&, ranks = ranks] {
-        if (runs_case(seed, 7)) check_shards(a, type, balanced(ranks, seq), {}, seed);
+        if (runs_case(seed, 7) && !(test::kSanitized && ranks == 4))
+          check_shards(a, type, balanced(ranks, seq), {}, seed);
         ++seed;
       };
       check();

@@ -202,6 +202,33 @@ TEST_CASE("rows in the order of experts and back, with weights and their gradien
       }
 }
 
+TEST_CASE("rows without weights keep the bits of finite numbers") {
+  const PermutationShape s{.tokens = 7, .topk = 2, .experts = 3};
+  const Plan plan = reference_plan(s, random_choices(s.tokens, s.topk, s.experts, 35), {});
+  for (const int64_t cols : {1, 2, 19}) {
+    Array x(DType::f32, Vec<double>(static_cast<size_t>(s.tokens * cols)));
+    // The largest, numbers below the smallest normal one, and -0.
+    const uint32_t bits[] = {0x7f7fffff, 0x00012345, 0x00000001, 0x807fffff, 0x80000000};
+    const auto of_element = [&](int64_t i) { return bits[i % 5]; };
+    for (int64_t i = 0; i < s.tokens * cols; ++i) {
+      const uint32_t value = of_element(i);
+      std::memcpy(x.f32() + i, &value, sizeof value);
+    }
+    const auto y =
+        run_kernel({Array::zeros(DType::f32, s.rows() * cols, 5)}, [&](kernels::Context& c, Vec<Array>& out) {
+          permutation().permute(c, x, plan.slot_of_row.data(), nullptr, out[0].out(), s.rows(), s.topk, cols);
+        });
+    Array rows = y[0];
+    for (int64_t row = 0; row < s.rows(); ++row)
+      for (int64_t i = 0; i < cols; ++i) {
+        uint32_t value = 0;
+        std::memcpy(&value, rows.f32() + row * cols + i, sizeof value);
+        const int64_t token = plan.slot_of_row[static_cast<size_t>(row)] / s.topk;
+        CHECK(value == of_element(token * cols + i));
+      }
+  }
+}
+
 TEST_CASE("rows of each expert are added to its sums") {
   for (const auto& sizes : {Vec<int64_t>{3, 0, 700, 1}, {5}, {0, 0, 2}})
     for (const DType type : kTypes)

@@ -280,10 +280,11 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
 
 // The gradient of sum(dout * attention(x)) by the analytic formulas in double: complex step costs one forward
 // pass an element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this function
-// against it).
+// against it). `saved`: the output as the forward pass has rounded it, from which the backward pass of a
+// kernel computes the sum of p * dp; null: that sum without rounding.
 inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qkv<double>& x,
                                       const Vec<double>& dout, const Vec<int32_t>& document_start,
-                                      const Vec<int64_t>& dropout_rows) {
+                                      const Vec<int64_t>& dropout_rows, const Vec<double>* saved = nullptr) {
   Qkv<double> grad{Vec<double>(x.q.size()), Vec<double>(x.k.size()), Vec<double>(x.v.size())};
   for_visible(a, document_start, [&](int64_t b, int64_t h, int64_t, int64_t row, int64_t low, int64_t high) {
     const auto q_at = static_cast<size_t>((row * a.heads() + h) * a.qk_dim),
@@ -314,6 +315,7 @@ inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qk
       }
       inner += p[j] * dp[j];
     }
+    if (saved) inner = std::inner_product(&dout[out_at], &dout[out_at] + width, &(*saved)[out_at], 0.0);
     for (size_t j = 0; j < n; ++j) {
       const double ds = p[j] * (dp[j] - inner) * slope[j] * static_cast<double>(a.scale);
       for (size_t e = 0; e < qk; ++e) {

@@ -122,9 +122,9 @@ RULE("R0922", experts_have_no_magnitudes,
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   auto experts = adaptable_layers(c.model, without_magnitudes(c.peft->scheme));
   std::erase_if(experts, [&](const auto& layer) {
-    return std::ranges::count(layers, layer) > 0 ||
-           std::ranges::any_of(c.peft->exclude_modules,
-                               [&](const auto& name) { return matches_layer(name, layer); });
+    return !is_layer_of_experts(layer) || std::ranges::any_of(c.peft->exclude_modules, [&](const auto& name) {
+      return matches_layer(name, layer);
+    });
   });
   for (const std::string& name : c.peft->target_modules)
     if (matches_any(name, experts) && matches_any(name, layers))

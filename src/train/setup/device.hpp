@@ -79,7 +79,8 @@ std::vector<std::string> device_notes(const config::Config& config);
 
 // ErrorCode::unsupported for a device that cannot be used here.
 void check_device(config::DeviceKind kind);
-// The same, and check_precision() on the GPU of a local rank; the format of the router.
+// The same; also checks the precision on the GPU of a local rank, and that the device has a router in
+// `model.moe_router_dtype`.
 void check_device(const config::Config& config, int local_rank);
 
 // The device `meta` that stands for the recipe's device: its kernels with their workspaces, the rounding and

@@ -88,7 +88,7 @@ TransportChoice choose_transport(const config::Config& config, comm::World& worl
     return {};
   }
   if (backend == DistributedBackend::nccl_stand_in && world.local_size() != world.size())
-    fail(ErrorCode::unsupported, "`dist.distributed_backend` nccl_stand_in needs all ranks on one host",
+    fail(ErrorCode::unsupported, "dist.distributed_backend: nccl_stand_in: the ranks are on several hosts",
          "dist.distributed_backend=auto");
   if (!gpu) return choose_transport(backend, {}, {});
   return choose_transport(backend, comm::gather_texts(world.communicator(), gpu->problem),
