@@ -105,8 +105,8 @@ class Completer {
   void kind(std::string_view kind, const Command* command, const std::string& prefix = {}) {
     if (kind == "RECIPE" || kind == "A" || kind == "B") {
       if (!at_path(prefix))
-        for (const auto& library = config::Library::standard();
-             const auto& entries : {library.methods(), library.recipes()})
+        for (const auto methods = library_.methods();
+             const auto& entries : {methods, library_.recipes(methods)})
           for (const auto& entry : entries) add(prefix + entry.name, entry.description);
       files(prefix, {".yaml", ".yml"});
       if (kind != "RECIPE") runs(prefix);

@@ -41,8 +41,8 @@ int run_recipe_ls(Context& context) {
     if (std::find(sections.begin(), sections.end(), section) == sections.end())
       fail(ErrorCode::usage, "no presets for `" + section + "`", choices_help(section, sections));
   }
-  const auto entries = section.empty() ? library.recipes() : library.presets(section);
   const auto methods = section.empty() ? library.methods() : std::vector<config::Library::Entry>();
+  const auto entries = section.empty() ? library.recipes(methods) : library.presets(section);
   if (context.args.has("json")) {
     OrderedJson object = {{"schema", "capstan.recipes/1"}};
     const auto add = [&](const char* kind, const std::vector<config::Library::Entry>& list) {

@@ -296,7 +296,8 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     const auto found = library_.recipe(item.text);
     if (!found) {
       std::vector<std::string> names;
-      for (const auto& entries : {library_.recipes(), library_.methods()})
+      for (const auto methods = library_.methods();
+           const auto& entries : {library_.recipes(methods), methods})
         for (const auto& entry : entries) names.push_back(entry.name);
       if (report_model((fs::path(origin.root) / item.text).string(), item)) return;
       auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.location);

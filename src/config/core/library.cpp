@@ -147,9 +147,9 @@ std::vector<Library::Entry> Library::methods() const {
   return entries;
 }
 
-std::vector<Library::Entry> Library::recipes() const {
+std::vector<Library::Entry> Library::recipes(const std::vector<Entry>& methods) const {
   std::vector<Entry> entries = list("", "recipes/");
-  for (const Entry& method : methods()) {
+  for (const Entry& method : methods) {
     std::erase_if(entries, [&](const Entry& entry) { return entry.name == method.name; });
     for (const std::string& model : method.models)
       if (const std::string name = model + "-" + method.name; !recipe_file(name))
@@ -166,7 +166,7 @@ std::vector<Library::Entry> Library::presets(std::string_view section) const {
 
 void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise) {
   std::vector<std::string> names;
-  for (const auto& entries : {library.recipes(), library.methods()})
+  for (const auto methods = library.methods(); const auto& entries : {library.recipes(methods), methods})
     for (const auto& entry : entries) names.push_back(entry.name);
   const std::string near = near_paths_help(near_matches(name, names));
   if (const std::string model = model_as_recipe_help(std::string(name)); !model.empty())

@@ -54,8 +54,10 @@ class Library {
   std::optional<Document> preset(std::string_view section, std::string_view name) const;
   // Sorted by name, without those that begin with `_`, which others extend. description: the first comment.
   // recipes: every name that runs as it is, MODEL-METHOD included. methods: those to which a model is given.
-  std::vector<Entry> recipes() const;
   std::vector<Entry> methods() const;
+  std::vector<Entry> recipes() const { return recipes(methods()); }
+  // For callers that have the methods: to list them reads every recipe.
+  std::vector<Entry> recipes(const std::vector<Entry>& methods) const;
   std::vector<Entry> presets(std::string_view section) const;
 
  private:

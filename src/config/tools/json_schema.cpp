@@ -276,7 +276,7 @@ constexpr const char* kDialect = "https://json-schema.org/draft/2020-12/schema";
 void add_lists_of_names(OrderedJson& properties, const Library& library) {
   const OrderedJson names = {{"type", "array"}, {"items", type_schema("string")}};
   OrderedJson recipe = type_schema("string");
-  for (const auto& entries : {library.methods(), library.recipes()})
+  for (const auto methods = library.methods(); const auto& entries : {methods, library.recipes(methods)})
     for (const auto& entry : entries) recipe["examples"].push_back(entry.name);
   properties["extends"] = {{"description", "recipes to start from, by name or path; later ones win"},
                            {"anyOf", std::vector{recipe, names}}};
