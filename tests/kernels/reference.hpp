@@ -63,15 +63,31 @@ S contract(const Vec<S>& y, const Vec<double>& w) {
 template <class S>
 Vec<S> gemm(const kernels::GemmShape& s, const Vec<S>& a, const Vec<S>& b, const Vec<S>& c, double alpha,
             double beta) {
-  Vec<S> out = c;
+  // Rows of A and columns of B, each contiguous.
+  Vec<S> rows(static_cast<size_t>(s.m * s.k)), columns(static_cast<size_t>(s.n * s.k)), out = c;
+  for (int64_t i = 0; i < s.m; ++i)
+    for (int64_t k = 0; k < s.k; ++k)
+      rows[static_cast<size_t>(i * s.k + k)] =
+          a[static_cast<size_t>(s.trans_a ? k * s.lda + i : i * s.lda + k)];
+  for (int64_t j = 0; j < s.n; ++j)
+    for (int64_t k = 0; k < s.k; ++k)
+      columns[static_cast<size_t>(j * s.k + k)] =
+          b[static_cast<size_t>(s.trans_b ? j * s.ldb + k : k * s.ldb + j)];
   for (int64_t i = 0; i < s.m; ++i)
     for (int64_t j = 0; j < s.n; ++j) {
-      S sum{};
-      for (int64_t k = 0; k < s.k; ++k)
-        sum += a[static_cast<size_t>(s.trans_a ? k * s.lda + i : i * s.lda + k)] *
-               b[static_cast<size_t>(s.trans_b ? j * s.ldb + k : k * s.ldb + j)];
+      // Four sums that do not wait for each other.
+      const S *row = rows.data() + i * s.k, *column = columns.data() + j * s.k;
+      S sums[4] = {};
+      int64_t k = 0;
+      for (; k + 4 <= s.k; k += 4) {
+        sums[0] += row[k] * column[k];
+        sums[1] += row[k + 1] * column[k + 1];
+        sums[2] += row[k + 2] * column[k + 2];
+        sums[3] += row[k + 3] * column[k + 3];
+      }
+      for (; k < s.k; ++k) sums[0] += row[k] * column[k];
       const auto at = static_cast<size_t>(i * s.ldc + j);
-      out[at] = alpha * sum + (beta == 0 ? S{} : beta * c[at]);
+      out[at] = alpha * (sums[0] + sums[1] + sums[2] + sums[3]) + (beta == 0 ? S{} : beta * c[at]);
     }
   return out;
 }

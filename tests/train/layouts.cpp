@@ -130,6 +130,8 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const auto data = open_datasets(config, load_tokenizer(config).get());
   data::Loader loader(data[0], runner.loader_options());
   StepTimers timers;
+  // The estimate for this rank, which needs no other ranks.
+  const StepEstimate estimate = estimate_step(config, on.rank());
   Run run;
   std::map<std::string, int64_t> before;
   const double tolerance = estimate_tolerance(config);
@@ -139,17 +141,14 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
     run.trace.push_back(result.loss);
     run.trace.push_back(result.gradient_norm);
     if (runner.state().step != 2) continue;
-    // The estimate for this rank, which needs no other ranks.
-    const StepEstimate plan = estimate_step(config, on.rank());
     for (const auto& [group, bytes] : sent_bytes(runner.mesh())) {
       INFO(group, ": ", bytes - before.at(group), " bytes sent in a step");
-      const auto planned = static_cast<double>(plan.sent.at(group));
+      const auto estimated_bytes = static_cast<double>(estimate.sent.at(group));
       const double allowed = group == "ep" || group == "etp" ? tolerance : kTolerance;
-      CHECK(std::abs(static_cast<double>(bytes - before.at(group)) - planned) <=
-            allowed * planned + kScalars);
+      CHECK(std::abs(static_cast<double>(bytes - before.at(group)) - estimated_bytes) <=
+            allowed * estimated_bytes + kScalars);
     }
   }
-  const StepEstimate estimate = estimate_step(config, on.rank());
   const MemoryUse &estimated = estimate.memory, used = runner.device().memory();
   INFO("estimated: ", memory_text(estimated));
   INFO("used: ", memory_text(used));
