@@ -145,9 +145,9 @@ Tensor Moe::load_of_batch(Tape& tape, const Tensor& experts, const TokenContext&
   return ops::scale(tape, Var{std::move(choices.counts)}, 1 / choices.number).value;
 }
 
-// The tokens of a micro-batch, and of a sequence, may be on several ranks, which sum their counts; the loss
-// of a rank is the part of its tokens. They are counted once: a recomputed region, before which other
-// micro-batches may have passed, uses the counts of its first pass again.
+// The tokens of a micro-batch, and of a sequence, may be on several ranks. Counts are summed over these
+// ranks; the loss of each rank covers its own tokens. A recomputed region uses the counts of its first pass,
+// because other micro-batches may have been counted since.
 Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
                       const TokenContext& context) const {
   const bool rows_are_sharded = parallel_.tensor.shards_rows();
@@ -155,7 +155,7 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
   const kernels::TokenSegments segments = options_.balance == Balance::sequence
                                               ? kernels::TokenSegments{context.batch, context.seq, first_row}
                                               : ops::one_segment(rows);
-  const bool whole_batch = options_.balance == Balance::global_batch;
+  const bool global_batch = options_.balance == Balance::global_batch;
   const Tensor counts = tape.choice([&] {
     Tensor chosen = experts;
     // As in Megatron, the loss counts choices without the group limit and the bias.
@@ -164,10 +164,10 @@ Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
       unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
       chosen = ops::choose_experts(tape, logits.value, unlimited);
     }
-    return whole_batch ? load_of_batch(tape, chosen, context)
-                       : count_choices(tape, chosen, segments, parallel_.context.group);
+    return global_batch ? load_of_batch(tape, chosen, context)
+                        : count_choices(tape, chosen, segments, parallel_.context.group);
   });
-  if (whole_batch)
+  if (global_batch)
     return ops::balance_loss(tape, logits, counts, options_.router.score, segments,
                              options_.balance_coefficient * static_cast<double>(options_.experts) /
                                  static_cast<double>(tokens_of(logits)));
@@ -182,7 +182,7 @@ Tensor Moe::dropout_rows(const TokenContext& context) const {
 }
 
 Var Moe::run_experts(Tape& tape, const ExpertInput& input, const TokenContext& context) const {
-  const RowsOfExperts rows{input.order.sizes(), input.ids, input.expected_rows};
+  const RowsOfExperts rows{input.order.sizes(), input.dropout_rows, input.expected_rows};
   const auto linear = [&](const Var& x, const Parameter& weight, const Parameter* bias,
                           const Adapter& adapter) {
     Var y = ops::grouped_linear(tape, x, rows.sizes, weight, bias, rows.expected_rows);

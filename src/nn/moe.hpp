@@ -78,7 +78,7 @@ class Moe {
   Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
   // The outputs of this rank's experts.
   Var run_experts(Tape& tape, const ExpertInput& input, const TokenContext& context) const;
-  // The ids by which adapters of experts drop elements; undefined where they drop none.
+  // The row indices by which adapters of experts drop elements; undefined where they drop none.
   Tensor dropout_rows(const TokenContext& context) const;
   Var run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const;
 

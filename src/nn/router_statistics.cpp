@@ -5,12 +5,12 @@
 namespace capstan::nn {
 
 RouterStatistics::RouterStatistics(Device& device, const std::vector<int64_t>& layers, int64_t experts,
-                                   bool whole_batch)
+                                   bool global_batch)
     : experts_(experts) {
   for (const int64_t layer : layers) rows_.emplace(layer, static_cast<int64_t>(rows_.size()));
   CategoryScope scope(MemoryCategory::workspace);
   sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + 2});
-  if (whole_batch) batch_.resize(layers.size());
+  if (global_batch) batch_.resize(layers.size());
   for (BatchChoices& of_layer : batch_) of_layer.counts = Tensor::zeros(device, {experts});
 }
 

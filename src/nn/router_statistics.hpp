@@ -12,17 +12,17 @@ namespace capstan::nn {
 class RouterStatistics {
  public:
   // `layers`: the indices of all MoE layers of the model, in ascending order.
-  // whole_batch: for layers that balance the load over the global batch.
+  // global_batch: for layers that balance the load over the global batch.
   RouterStatistics(Device& device, const std::vector<int64_t>& layers, int64_t experts,
-                   bool whole_batch = false);
+                   bool global_batch = false);
 
   // Begins a step.
   void clear();
   // counts: fp32 [1, experts], how often the tokens of a micro-batch chose each expert. The losses are fp32
   // [1], undefined where there are none.
   void add(int64_t layer, const Tensor& counts, const Tensor& balance_loss, const Tensor& z_loss);
-  // With whole_batch: adds the counts of a micro-batch over all ranks, and their number, to those of the step
-  // so far, which it returns.
+  // With global_batch: adds the counts of a micro-batch over all ranks, and their number, to those of the
+  // step so far, which it returns.
   struct BatchChoices {
     Tensor counts;  // fp32 [experts]; the next micro-batch changes it
     double number = 0;
@@ -37,7 +37,7 @@ class RouterStatistics {
   int64_t experts_;
   std::map<int64_t, int64_t> rows_;
   Tensor sums_;
-  // By row; empty without whole_batch.
+  // By row; empty without global_batch.
   std::vector<BatchChoices> batch_;
 };
 

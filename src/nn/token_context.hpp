@@ -42,9 +42,9 @@ struct TokenContext {
   ops::Dropout hidden_dropout(double p, uint32_t use, uint64_t sequence) const {
     return dropout(p, use, sequence, hidden_dropout_rows);
   }
-  // ids: those of the rows that the adapted layer reads.
-  ops::Dropout adapter_dropout(double p, uint64_t sequence, const Tensor& ids) const {
-    return dropout(p, purpose::adapter_dropout, sequence, ids);
+  // rows: indices of the rows that the adapted layer reads.
+  ops::Dropout adapter_dropout(double p, uint64_t sequence, const Tensor& rows) const {
+    return dropout(p, purpose::adapter_dropout, sequence, rows);
   }
   ops::Jitter router_jitter(double epsilon, uint64_t layer) const {
     if (!training || epsilon <= 0) return {};
@@ -53,9 +53,9 @@ struct TokenContext {
   }
 
  private:
-  ops::Dropout dropout(double p, uint32_t use, uint64_t sequence, const Tensor& ids) const {
+  ops::Dropout dropout(double p, uint32_t use, uint64_t sequence, const Tensor& rows) const {
     if (!training || p <= 0) return {};
-    return {static_cast<float>(p), philox_key(seed, use, sequence), ids};
+    return {static_cast<float>(p), philox_key(seed, use, sequence), rows};
   }
 };
 

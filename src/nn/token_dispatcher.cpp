@@ -24,13 +24,13 @@ ops::PermutationOptions permutation_options(const Options& o, int64_t tokens, in
       .pad_to_capacity = o.pad_to_capacity};
 }
 
-// Ids i64 [N] as rows that the operations of rows copy, fp32 [N, 2] with the same bits, and back. The halves
-// of an id, a sample's number times 2^24 plus a position, are the bits of finite numbers for sequences below
-// 2^23 tokens and samples below 2^38.
-Tensor rows_of_ids(const Tensor& ids) {
-  return ids.defined() ? ids.as_type(DType::f32).view({ids.size(0), 2}) : Tensor();
+// Dropout row indices i64 [N] as rows that the operations of rows copy, fp32 [N, 2] with the same bits, and
+// back. The halves of an index, a sample's number times 2^24 plus a position, are the bits of finite numbers
+// for sequences below 2^23 tokens and samples below 2^38.
+Tensor rows_of_indices(const Tensor& indices) {
+  return indices.defined() ? indices.as_type(DType::f32).view({indices.size(0), 2}) : Tensor();
 }
-Tensor ids_of_rows(const Tensor& rows) {
+Tensor indices_of_rows(const Tensor& rows) {
   return rows.view({rows.size(0) * 2}).as_type(DType::i64);
 }
 
@@ -53,26 +53,27 @@ Tensor gather_tokens(const StepContext& context, const Tensor& local, const ops:
 
 class GatheredTokens final : public TokenDispatch {
  public:
-  // ids: rows_of_ids() of all ranks.
+  // dropout_rows: rows_of_indices() of all ranks.
   GatheredTokens(const Options& options, const ops::TensorParallel& ranks, Var x, Var probabilities,
-                 ops::ExpertPermutation order, Tensor ids)
+                 ops::ExpertPermutation order, Tensor dropout_rows)
       : options_(options),
         ranks_(ranks),
         x_(std::move(x)),
         probabilities_(std::move(probabilities)),
         order_(std::move(order)),
-        ids_(std::move(ids)) {}
+        dropout_rows_(std::move(dropout_rows)) {}
 
   ExpertInput receive(Tape& tape) override {
     ExpertInput input{.rows = ops::permute(tape, x_, order_),
                       .weights = {},
                       .order = order_,
-                      .ids = {},
+                      .dropout_rows = {},
                       .expected_rows = std::max<int64_t>(
                           1, x_.size(0) * options_.topk * order_.experts / options_.experts)};
     if (options_.weights_activations)
       input.weights = ops::permute_probabilities(tape, probabilities_, order_);
-    if (ids_.defined()) input.ids = ids_of_rows(ops::permute(tape, Var{ids_}, order_).value);
+    if (dropout_rows_.defined())
+      input.dropout_rows = indices_of_rows(ops::permute(tape, Var{dropout_rows_}, order_).value);
     x_ = Var();
     return input;
   }
@@ -88,7 +89,7 @@ class GatheredTokens final : public TokenDispatch {
   // The hidden states and probabilities of all ranks' tokens.
   Var x_, probabilities_;
   ops::ExpertPermutation order_;
-  Tensor ids_;
+  Tensor dropout_rows_;
 };
 
 class AllGatherDispatcher final : public TokenDispatcher {
@@ -99,7 +100,7 @@ class AllGatherDispatcher final : public TokenDispatcher {
         expert_(parallel.shard_ranks().expert) {}
 
   std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& local, const ops::Routing& routing,
-                                       const Tensor& ids) const override {
+                                       const Tensor& dropout_rows) const override {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_, of_layer("inputs of experts", options_));
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_,
                                                      of_layer("probabilities", options_));
@@ -109,9 +110,13 @@ class AllGatherDispatcher final : public TokenDispatcher {
     ops::ExpertPermutation order =
         ops::plan_permutation(tape, experts, probabilities.value,
                               permutation_options(options_, x.size(0), expert_.rank * here, here));
-    return std::make_unique<GatheredTokens>(
-        options_, ranks_, std::move(x), std::move(probabilities), std::move(order),
-        gather_tokens(tape.context(), rows_of_ids(ids), ranks_, "ids of tokens", options_));
+    // Gathered once: a recomputed region uses the indices of the first pass again.
+    const Tensor indices = tape.choice([&] {
+      return gather_tokens(tape.context(), rows_of_indices(dropout_rows), ranks_, "dropout row indices",
+                           options_);
+    });
+    return std::make_unique<GatheredTokens>(options_, ranks_, std::move(x), std::move(probabilities),
+                                            std::move(order), indices);
   }
 
  private:
@@ -136,7 +141,7 @@ struct ExchangeSetup {
 class ExchangedTokens final : public TokenDispatch {
  public:
   ExchangedTokens(Tape& tape, const ExchangeSetup& setup, const Var& x, const ops::Routing& routing,
-                  const Tensor& ids)
+                  const Tensor& dropout_rows)
       : setup_(setup), probabilities_(routing.probabilities) {
     const Options& o = setup.options;
     const ops::PermutationOptions options = permutation_options(o, x.size(0), 0, o.experts);
@@ -152,31 +157,31 @@ class ExchangedTokens final : public TokenDispatch {
     if (o.weights_activations)
       weights_.emplace(tape, ops::permute_probabilities(tape, probabilities_, tokens_), counts_.exchanged,
                        *setup.ranks.expert, setup.purpose("probabilities"));
-    if (ids.defined())
-      ids_.emplace(tape, ops::permute(tape, Var{rows_of_ids(ids)}, tokens_), counts_.exchanged,
-                   *setup.ranks.expert, setup.purpose("ids of tokens"));
+    if (dropout_rows.defined())
+      dropout_rows_.emplace(tape, ops::permute(tape, Var{rows_of_indices(dropout_rows)}, tokens_),
+                            counts_.exchanged, *setup.ranks.expert, setup.purpose("dropout row indices"));
   }
 
   ExpertInput receive(Tape& tape) override {
-    ExpertInput input{.rows = rows_->wait(tape), .weights = {}, .order = order_, .ids = {}};
+    ExpertInput input{.rows = rows_->wait(tape), .weights = {}, .order = order_, .dropout_rows = {}};
     if (weights_) input.weights = weights_->wait(tape);
-    Var ids = ids_ ? ids_->wait(tape) : Var();
+    Var dropout_rows = dropout_rows_ ? dropout_rows_->wait(tape) : Var();
     if (setup_.gathers()) {
       input.rows = ops::gather_rows(tape, input.rows, counts_.gathered, *setup_.ranks.tensor,
                                     setup_.purpose("rows of the experts"));
       if (weights_)
         input.weights = ops::gather_rows(tape, input.weights, counts_.gathered, *setup_.ranks.tensor,
                                          setup_.purpose("probabilities"));
-      if (ids_)
-        ids = ops::gather_rows(tape, ids, counts_.gathered, *setup_.ranks.tensor,
-                               setup_.purpose("ids of tokens"));
+      if (dropout_rows_)
+        dropout_rows = ops::gather_rows(tape, dropout_rows, counts_.gathered, *setup_.ranks.tensor,
+                                        setup_.purpose("dropout row indices"));
     }
     if (sorts()) {
       input.rows = ops::permute(tape, input.rows, order_);
       if (weights_) input.weights = ops::permute_probabilities(tape, input.weights, order_);
-      if (ids_) ids = ops::permute(tape, ids, order_);
+      if (dropout_rows_) dropout_rows = ops::permute(tape, dropout_rows, order_);
     }
-    if (ids_) input.ids = ids_of_rows(ids.value);
+    if (dropout_rows_) input.dropout_rows = indices_of_rows(dropout_rows.value);
     return input;
   }
 
@@ -199,12 +204,12 @@ class ExchangedTokens final : public TokenDispatch {
 
   const ExchangeSetup& setup_;
   Var probabilities_;
-  // Of this rank's tokens, by all experts.
+  // The order of this rank's tokens by expert, over all experts.
   ops::ExpertPermutation tokens_;
   ops::ExpertRows counts_;
-  // Of the rows of all ranks, by the experts here.
+  // The order of the received rows by expert, over the experts of this rank.
   ops::ExpertPermutation order_;
-  std::optional<ops::RowExchange> rows_, weights_, ids_;
+  std::optional<ops::RowExchange> rows_, weights_, dropout_rows_;
 };
 
 class AllToAllDispatcher final : public TokenDispatcher {
@@ -212,8 +217,8 @@ class AllToAllDispatcher final : public TokenDispatcher {
   AllToAllDispatcher(const Parallel& parallel, const Options& options) : setup_{options, parallel.experts} {}
 
   std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing,
-                                       const Tensor& ids) const override {
-    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing, ids);
+                                       const Tensor& dropout_rows) const override {
+    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing, dropout_rows);
   }
 
  private:

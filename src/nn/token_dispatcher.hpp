@@ -22,8 +22,8 @@ struct ExpertInput {
   // The probability of each row, fp32 [rows, 1]; undefined unless experts weight their activations.
   Var weights;
   ops::ExpertPermutation order;
-  // Ids of the rows' tokens, i64 [rows]; undefined unless they were given.
-  Tensor ids;
+  // TokenContext::hidden_dropout_rows of the rows' tokens, i64 [rows]; undefined unless they were given.
+  Tensor dropout_rows;
   // Rows in use with an equal load, for counts of FLOPs; 0: all.
   int64_t expected_rows = 0;
 };
@@ -66,10 +66,10 @@ class TokenDispatcher {
   TokenDispatcher(const TokenDispatcher&) = delete;
   TokenDispatcher& operator=(const TokenDispatcher&) = delete;
 
-  // Starts to send x [N, hidden], and ids i64 [N] where they are given. Operations between this and
+  // Starts to send x [N, hidden], and dropout_rows i64 [N] where they are given. Operations between this and
   // TokenDispatch::receive() run beside the transfer, in the backward pass too.
   virtual std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing,
-                                               const Tensor& ids = {}) const = 0;
+                                               const Tensor& dropout_rows = {}) const = 0;
 };
 
 // Where all experts are on every rank, tokens are sent to no other: any kind is then `allgather`.
