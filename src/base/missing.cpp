@@ -240,7 +240,7 @@ std::string download_help(const fs::path& name, HubKind kind) {
   const std::string& model = hub->model;
   const std::string revision = hub->revision.empty() ? "" : " --revision " + hub->revision;
   if (kind == HubKind::dataset)
-    return "nothing is downloaded by itself; a data set of the Hugging Face Hub comes with: hf download " +
+    return "nothing is downloaded by itself; a dataset of the Hugging Face Hub comes with: hf download " +
            hub->owner + "/" + model + revision + " --repo-type dataset --local-dir data/" + model +
            ", then name its .json or .jsonl files";
   const std::string start =

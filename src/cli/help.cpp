@@ -83,7 +83,7 @@ constexpr CommandSummary kGroups[] = {{"recipe", "list, copy, create, fix and im
                                       {"data", "convert text to indexed datasets, and inspect them"},
                                       {"tokenizer", "train a tokenizer; encode and decode text"},
                                       {"runs", "list, show and plot runs"},
-                                      {"sweep", "plan, run and compare hyper-parameter sweeps"}};
+                                      {"sweep", "plan, run and compare hyperparameter sweeps"}};
 
 constexpr std::string_view kRare[] = {"convert", "merge", "schema", "completion", "help", "version"};
 

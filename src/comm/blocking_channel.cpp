@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
-// TransferBatch::purpose(): its first characters for messages, and a hash of the whole text.
+// TransferBatch::purpose(): its first characters for messages, and a hash of the full text.
 struct Purpose {
   std::array<char, 120> text;
   uint64_t hash;

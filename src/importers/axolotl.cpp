@@ -100,7 +100,7 @@ constexpr Rule kTable[] = {
              "scheduler.lr_wsd_decay_iters, scheduler.lr_wsd_decay_style"),
     deferred("cosine_min_lr_ratio", "optimizer.min_lr_ratio"),
     unsupported("cosine_constant_lr_ratio", "a cosine that ends early"),
-    unsupported("lr_quadratic_warmup", "a warmup that is not linear"),
+    unsupported("lr_quadratic_warmup", "a warm-up that is not linear"),
     copy("warmup_ratio", "scheduler.lr_warmup_fraction"),
     deferred("warmup_steps", "scheduler.lr_warmup_iters, scheduler.lr_warmup_fraction"),
     unsupported("neftune_noise_alpha", "noise on embeddings"),

@@ -121,7 +121,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
       loss_roles(r, value, from, key == "roles_to_train");
     } else if (key == "field" || key == "split" || key == "name" || key == "revision" || key == "shards" ||
                key == "trust_remote_code" || key == "preprocess_shards") {
-      r.draft.omit(from, value, OmissionReason::external, "which part of a data set of the hub");
+      r.draft.omit(from, value, OmissionReason::external, "part of a dataset of the Hub");
     } else {
       r.draft.omit(from, value, OmissionReason::unknown, "no counterpart is known");
     }

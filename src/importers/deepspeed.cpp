@@ -386,7 +386,7 @@ void scheduler(Reader& r) {
   const auto curve = r.text("scheduler.params.warmup_type");
   if (curve && *curve != "linear")
     r.omit("scheduler.params.warmup_type", *curve, OmissionReason::unsupported,
-           "a warmup that is not linear");
+           "a warm-up that is not linear");
   else if (!curve && *type != "WarmupCosineLR" && absent(r, "scheduler.params.warmup_type"))
     draft.omit({"scheduler.params.warmup_type", {}}, "log", OmissionReason::unsupported,
                "DeepSpeed's default; the warm-up here is a straight line");

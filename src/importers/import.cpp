@@ -288,7 +288,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
     std::replace_if(
         condition.begin(), condition.end(), [](unsigned char c) { return c < ' '; }, ' ');
     title += "\n# To fill in: `" + condition + "`, line " + std::to_string(omitted.location.line) +
-             ": not decided; what it sets is missing below.";
+             ": not decided; the settings of this branch are missing below.";
   }
   const std::string description =
       std::string(info_of(result.format).title) + " " + shown(Node::scalar(origin, {})) + ", imported";

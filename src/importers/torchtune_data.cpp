@@ -113,7 +113,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
     } else if (is_off(value)) {
       draft.omit(at, value, OmissionReason::off, "");
     } else if (of_source(key)) {
-      draft.omit(at, value, OmissionReason::external, "which part of a data set of the hub");
+      draft.omit(at, value, OmissionReason::external, "part of a dataset of the Hub");
     } else if (key != "packed" && key != "train_on_input" && key != "masking_strategy") {
       draft.omit(at, value, OmissionReason::to_fill_in, "to be written into the samples");
     }

@@ -9,7 +9,7 @@ namespace capstan::nn {
 
 namespace {
 
-Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
+Init initial_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
   switch (kind) {
     case AdapterOptions::InitialValues::xavier:
       return {Init::Kind::uniform, std::sqrt(6.0 / static_cast<double>(in + out))};
@@ -60,13 +60,13 @@ Adapter::Adapter(ParamList& parameters, const ModulePath& path, const Parameter&
 void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice) {
   CAPSTAN_ASSERT(!of_experts_ || !options_->magnitudes,
                  "magnitudes of the experts `" + weight_.name() + "`, which the rules refuse");
-  const Shape& whole = weight_.spec().shape;
-  const int64_t in = whole[whole.rank() - 1], rank = options_->rank;
+  const Shape& weight_shape = weight_.spec().shape;
+  const int64_t in = weight_shape[weight_shape.rank() - 1], rank = options_->rank;
   const ModulePath inner = path.inside("adapter");
   const auto factor = [&](const char* name, int64_t rows, int64_t columns,
                           AdapterOptions::InitialValues values) {
-    const Shape shape = of_experts_ ? Shape{whole[0], rows, columns} : Shape{rows, columns};
-    ParamSpec spec = inner.spec(name, shape, first_values(values, rows, columns));
+    const Shape shape = of_experts_ ? Shape{weight_shape[0], rows, columns} : Shape{rows, columns};
+    ParamSpec spec = inner.spec(name, shape, initial_values(values, rows, columns));
     if (of_experts_) spec.sharding = {ShardingAxis::expert, 0};
     spec.adapter = true;
     return spec;

@@ -79,7 +79,7 @@ struct RowExchange::State {
   RowCounts counts;
   comm::Communicator& group;
   std::string purpose;
-  // Of the pass under way: forward, later backward.
+  // State of the current pass, forward and later backward.
   comm::PendingTransfers transfers;
   // The gradient of x while it arrives.
   Tensor dx;
@@ -270,7 +270,7 @@ std::vector<int64_t> estimated_counts(const CountTable& table, int64_t rows, int
   return counts;
 }
 
-// Counts that no rank can mean: a rank that is out of step, or a defect.
+// Refuses counts that no correct rank sends: a rank is out of step, or there is a bug.
 void check_announced(const CountTable& table, std::span<const int64_t> counts, const ExpertParallel& ranks,
                      const std::string& purpose) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();

@@ -404,7 +404,8 @@ Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& 
   if (sharded) backward.sent_bytes = forward.sent_bytes;
   Tensor y;
   if (sharded) {
-    CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0, "rows of " + x.value.text() + " over the tensor ranks");
+    CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0,
+                   "rows of " + x.value.text() + " over the tensor-parallel ranks");
     y = Tensor::empty(tape.device(), {x.size(0) / parallel.size(), x.size(1)}, x.dtype());
     comm::Reduction::reduce_scatter(*parallel.group, x.value, y, purpose).finish();
   } else {

@@ -328,7 +328,7 @@ class Simulation {
   // By kind of action.
   std::array<std::vector<int64_t>, 3> ended_;
   std::vector<size_t> next_;
-  // By rank: when its last action ends, and pairs that it holds.
+  // For each rank: end of its last action, and number of pairs in flight.
   std::vector<int64_t> free_at_, held_, live_;
 };
 

@@ -98,11 +98,11 @@ std::optional<AccessOrder::MissingHostWait> AccessOrder::host_access(const ByteR
   for (const Access& earlier : block.accesses) {
     if (earlier.number <= at(host_, earlier.queue) || (use == HostUse::reads && !earlier.writes)) continue;
     if (!overlap(earlier.memory, memory)) continue;
-    const char* const verb = use == HostUse::reads    ? "reads "
-                             : use == HostUse::writes ? "writes "
-                                                      : "releases ";
+    const char* const action = use == HostUse::reads    ? "reads "
+                               : use == HostUse::writes ? "writes "
+                                                        : "releases ";
     return MissingHostWait{static_cast<Queue>(earlier.queue),
-                           "the host " + std::string(verb) + std::to_string(memory.bytes()) + " bytes " +
+                           "the host " + std::string(action) + std::to_string(memory.bytes()) + " bytes " +
                                (block.name.empty() ? "" : "of " + block.name + " ") + "that " + earlier.by +
                                (earlier.writes ? " writes" : " reads") + ", and does not wait for it"};
   }

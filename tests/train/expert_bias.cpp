@@ -1,4 +1,4 @@
-// The bias of experts: its update from the load of the whole batch, skipped steps, checkpoints.
+// The bias of experts: its update from the load of the global batch, skipped steps, checkpoints.
 #include <doctest/doctest.h>
 
 #include <set>

@@ -56,8 +56,8 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
 }
 
 // Throws the error with which a run on this machine refuses the device of the recipe, or NCCL without GPUs.
-// Opening the CUDA backend would take longer than the check: `auto` opens it for NCCL alone. What `auto`
-// would refuse on a GPU is not found; a router in fp64, which every GPU refuses, is a warning of the recipe.
+// Opening the CUDA backend would take longer than the check: `auto` opens it for NCCL alone. Errors of `auto`
+// on a GPU are not found; a router in fp64, which every GPU refuses, is a warning of the recipe.
 void check_device_here(const config::Config& config) {
   const bool nccl = config.dist.distributed_backend == config::DistributedBackend::nccl;
   if (config.train.device != config::DeviceKind::automatic) train::check_device(config, 0);

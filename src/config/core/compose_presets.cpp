@@ -60,8 +60,7 @@ void Composer::choose_presets() {
   for (auto& write : explicit_writes) out_.writes.push_back(std::move(write));
 }
 
-// A preset that cannot be read: what it would have set is unknown, and everything else is checked all the
-// same.
+// A preset that cannot be read. Its fields are unknown; all others are checked.
 Diagnostic& Composer::preset_error(const SectionInfo& section, std::string message, SourceLocation location) {
   out_.unknown_presets[section.index] = true;
   return error("C0505", std::move(message), location);

@@ -47,7 +47,7 @@ std::vector<LayerSlice> layer_slices(const ModelConfig& m, const std::string& pa
   const std::string around = path.substr(0, path.rfind('.') + 1);
   if (path.ends_with(".linear_qkv")) {
     const int64_t d = *m.kv_channels, of_group = (m.num_attention_heads / *m.num_query_groups + 2) * d;
-    // Less than a group where the tensor ranks are more than the groups.
+    // Less than a group where there are more tensor-parallel ranks than groups.
     const int64_t groups = std::max<int64_t>(1, rows / of_group), queries = rows / groups - 2 * d;
     return {{around + "linear_q", groups, 0, queries},
             {around + "linear_k", groups, queries, d},

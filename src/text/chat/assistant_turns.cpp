@@ -250,7 +250,7 @@ class Finder {
   [[noreturn]] void lost() const {
     fail(
         ErrorCode::format,
-        template_.name() + ": what the assistant says in message " + std::to_string(message_ + 1) +
+        template_.name() + ": the text of the assistant in message " + std::to_string(message_ + 1) +
             " cannot be separated from the rest: " +
             (message_ == 0 ? "no message comes before it, nor does the text that asks for an answer elsewhere"
                            : "the conversation up to there is not rendered as the beginning of the full one"),

@@ -66,16 +66,18 @@ std::vector<AdaptedRows> adapted_rows_of(const config::ModelConfig& model, const
 struct ExpertMatrix {
   int64_t index = 0, count = 0;
 
-  Shape whole(const Shape& matrix) const { return count > 0 ? Shape{count, matrix[0], matrix[1]} : matrix; }
+  Shape full_shape(const Shape& matrix) const {
+    return count > 0 ? Shape{count, matrix[0], matrix[1]} : matrix;
+  }
 };
 
 // A vector, a matrix, or the matrix of an expert. expected: its shape, where it is known.
 Tensor read_matrix(Device& device, TensorSource& source, const std::string& name, const ExpertMatrix& expert,
                    const Shape& expected = {}) {
   const Shape& stored = source.at(name).shape;
-  if (expected.rank() > 0 && stored != expert.whole(expected))
+  if (expected.rank() > 0 && stored != expert.full_shape(expected))
     fail(ErrorCode::format, source.description() + ": `" + name + "` is " + stored.text() +
-                                ", and this base model needs " + expert.whole(expected).text());
+                                ", and this base model needs " + expert.full_shape(expected).text());
   Region wanted = full_region(stored);
   Shape shape = stored;
   if (expert.count > 0) {

@@ -29,7 +29,8 @@ void check(const GenerateOptions& options, int64_t vocabulary) {
   if (options.max_tokens < 0)
     fail(ErrorCode::usage, "the number of new tokens is negative: " + std::to_string(options.max_tokens));
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
-    fail(ErrorCode::usage, "the temperature " + to_text(options.temperature) + " must be finite and at least 0");
+    fail(ErrorCode::usage,
+         "the temperature " + to_text(options.temperature) + " must be finite and at least 0");
   if (!(options.top_p > 0 && options.top_p <= 1))
     fail(ErrorCode::usage, "top-p " + to_text(options.top_p) + " is not in (0, 1]");
   if (options.top_k < 0) fail(ErrorCode::usage, "top-k " + std::to_string(options.top_k) + " is negative");

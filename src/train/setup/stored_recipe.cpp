@@ -47,7 +47,8 @@ void check_serving_layout(const config::Config& config) {
          "remove the override; dist.tp and dist.pp shard the model");
   if (d.sequence_parallel)
     fail(ErrorCode::config,
-         "dist.sequence_parallel=true: evaluation and generation do not split the rows between tensor ranks",
+         "dist.sequence_parallel=true: evaluation and generation do not shard the rows over the "
+         "tensor-parallel ranks",
          "remove the override; it does not change the generated tokens");
   const int64_t tp = d.tensor_model_parallel_size, pp = d.pipeline_model_parallel_size;
   if (tp * pp == d.world_size) return;

@@ -122,6 +122,7 @@ class Starter {
   BaseWeights load_base_weights(const std::string& expected) {
     // The weights are those of StepRunner::initialize().
     if (config_.peft->random_base) {
+      // Stored checkpoints have the hash of this text: its words do not change.
       state_.base = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
       if (!expected.empty() && expected != state_.base)
         fail(ErrorCode::failed, "the base model of the adapters is not the initial values of this seed",

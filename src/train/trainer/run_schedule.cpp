@@ -385,7 +385,7 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
       continue;
     }
     value.copy(now, choice.schedule);
-    // A share of the decay length that is in force.
+    // The field is a fraction of the decay length in force.
     if (cause == value.fields.end()) {
       const int64_t decay = choice.schedule.options.decay_samples,
                     unit = batch > 0 && decay % batch == 0 ? batch : 1, units = decay / unit;
