@@ -205,7 +205,7 @@ void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> 
     return;
   }
   const auto failed = [&](size_t position, int status) {
-    fail(ErrorCode::format, "the regular expression " + in_quotes(regex_) + " stopped at byte " +
+    fail(ErrorCode::format, "the regular expression " + in_quotes(regex_) + " gave up at byte " +
                                 std::to_string(position) + " of a text of " + std::to_string(text.size()) +
                                 " bytes: " + error_text(status));
   };
