@@ -95,8 +95,8 @@ endfunction()
 #   1 without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see
 #   one rank and the most up to three, or with ONE_SANITIZED the fewest alone. CPU_LEVELS makes the tests
 #   NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks is reported as skipped.
-#   TIMEOUT: seconds when the test has its processors for itself, without sanitizers. SERIAL: it measures time, nothing runs
-#   beside it. OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and
+#   TIMEOUT: seconds when the test has its processors for itself, without sanitizers. SERIAL: it measures
+#   time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and
 #   the thread sanitizer leaves them out. PROCESS: it starts the program and compares texts; release builds
 #   do not optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one
 #   process at a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases
