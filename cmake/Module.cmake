@@ -96,8 +96,9 @@ endfunction()
 #   one rank and the most up to three, or with ONE_SANITIZED the fewest alone. CPU_LEVELS makes the tests
 #   NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks is reported as skipped.
 #   TIMEOUT: seconds when the test has its processors for itself, without sanitizers. SERIAL: it measures
-#   time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and
-#   the thread sanitizer leaves them out. PROCESS: it starts the program and compares texts; release builds
+#   time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread; sanitizer builds
+#   optimize them, and the thread sanitizer leaves them out. PROCESS: it starts the program and compares
+#   texts; release builds
 #   do not optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one
 #   process at a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases
 #   are of a GPU. In a build with the CUDA backend, programs with cases of EVERY_DEVICE make a test NAME_gpu
