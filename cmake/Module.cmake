@@ -89,22 +89,22 @@ function(capstan_module name)
 endfunction()
 
 # capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S]
-#              [PROCESSORS N] [SERIAL] [OPTIMIZED] [PROCESS] [GPU])
+#              [PROCESSORS N] [SERIAL] [OPTIMIZED] [PROCESS] [GPU] [ONE_SANITIZED] [MOST_SANITIZED])
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
 #   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`),
 #   1 without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see
-#   one rank and the most up to three, or with ONE_SANITIZED the fewest alone. CPU_LEVELS makes the tests
-#   NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks is reported as skipped.
-#   TIMEOUT: seconds when the test has its processors for itself, without sanitizers. SERIAL: it measures
-#   time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread; sanitizer builds
-#   optimize them, and the thread sanitizer leaves them out. PROCESS: it starts the program and compares
-#   texts; release builds
-#   do not optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one
-#   process at a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases
-#   are of a GPU. In a build with the CUDA backend, programs with cases of EVERY_DEVICE make a test NAME_gpu
-#   besides. Both have the label `cuda`, and are reported as skipped where there is no GPU.
+#   one rank and the most up to three, with MOST_SANITIZED the most, or with ONE_SANITIZED the fewest alone.
+#   CPU_LEVELS makes the tests NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks
+#   is reported as skipped. TIMEOUT: seconds when the test has its processors for itself, without sanitizers.
+#   SERIAL: it measures time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread;
+#   sanitizer builds optimize them, and the thread sanitizer leaves them out. PROCESS: it starts the program
+#   and compares texts; release builds do not optimize it, which saves a fifth of the time to compile, and
+#   sanitizers see those that start one process at a time: the tests of the trainer run the same code on
+#   several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA backend, programs with cases
+#   of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and are reported as skipped
+#   where there is no GPU.
 function(capstan_test name)
-  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED" "TIMEOUT;PROCESSORS"
+  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
     "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
   if(CAPSTAN_SANITIZE AND ("slow" IN_LIST TEST_LABELS OR (TEST_PROCESS AND TEST_PROCESSORS GREATER 1)))
     return()
@@ -171,8 +171,10 @@ function(capstan_test name)
     if(TEST_ONE_SANITIZED)
       list(GET TEST_RANKS 0 TEST_RANKS)
     else()
-      # Four ranks on two cores take several times as long, for the same code.
-      list(FILTER TEST_RANKS INCLUDE REGEX "^[123]$")
+      # Four ranks on two cores take several times as long: those take them whose layouts need four.
+      if(NOT TEST_MOST_SANITIZED)
+        list(FILTER TEST_RANKS INCLUDE REGEX "^[123]$")
+      endif()
       list(GET TEST_RANKS -1 most)
       list(FILTER TEST_RANKS INCLUDE REGEX "^(1|${most})$")
     endif()
