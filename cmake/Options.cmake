@@ -4,10 +4,10 @@ find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Paths relative to the tree: another clone, or another build directory, finds what this one has compiled.
   # SLOPPINESS: what ccache wants before it takes precompiled headers. DEPEND: included files come from the
-  # compiler, not from a preprocessor that runs before it.
+  # compiler, not from a preprocessor that runs before it. PCH_EXTSUM: Precompiled.cmake.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
     CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
-    CCACHE_DEPEND=1 ${CCACHE_PROGRAM})
+    CCACHE_PCH_EXTSUM=1 CCACHE_DEPEND=1 ${CCACHE_PROGRAM})
 endif()
 
 if(NOT CMAKE_BUILD_TYPE)
