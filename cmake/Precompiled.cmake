@@ -19,7 +19,8 @@ if(CAPSTAN_PRECOMPILE AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   list(JOIN includes "\n" includes)
   file(CONFIGURE OUTPUT precompiled_headers.cpp CONTENT "${includes}\n" @ONLY)
   execute_process(
-    COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -pthread -E -P ${CMAKE_CURRENT_BINARY_DIR}/precompiled_headers.cpp
+    COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -pthread -E -P
+            ${CMAKE_CURRENT_BINARY_DIR}/precompiled_headers.cpp
     OUTPUT_VARIABLE preprocessed COMMAND_ERROR_IS_FATAL ANY)
   string(SHA256 CAPSTAN_PRECOMPILED_SUM "${preprocessed}")
 endif()
