@@ -299,9 +299,9 @@ TEST_CASE("ids without a token have an unused one in GGUF, and none when it is r
 TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
   // This is OLMo 2's form.
   json olmo = with(family("llama3"), "/model/ignore_merges", false);
-  json& cut = olmo["pre_tokenizer"]["pretokenizers"][0];
-  cut["behavior"] = "Removed";
-  cut["invert"] = true;
+  json& split = olmo["pre_tokenizer"]["pretokenizers"][0];
+  split["behavior"] = "Removed";
+  split["invert"] = true;
   const std::string config = R"({"bos_token": "<|begin_of_text|>", "add_bos_token": true})";
   for (const auto& [tokenizer, pre] : {std::pair{family("llama3"), "llama-bpe"},
                                        {olmo, "dbrx"},

@@ -317,7 +317,7 @@ void block_fields(Section<ModelConfig>& s) {
       .min(0)
       .below(1);
   s.field("attention_dropout", &M::attention_dropout)
-      .doc("dropout probability of the attention weights")
+      .doc("dropout probability of the attention weights; typical: 0 for pretraining of large models")
       .fraction()
       .min(0)
       .below(1);
@@ -467,7 +467,7 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_expert_capacity_factor", &M::moe_expert_capacity_factor))
       .doc(
           "expert capacity as a multiple of the balanced load (alltoall: of a rank's own tokens); tokens "
-          "above it are dropped; null: none is dropped")
+          "above it are dropped; typical: 1 to 2; null: no limit")
       .above(0)
       .max(1e6);
   const auto dropping = [](Field field) -> Field {

@@ -102,7 +102,7 @@ void describe(Section<OptimizerConfig>& s) {
       .below(1)
       .used_when<Config>("`optimizer.optimizer` is sgd", has_sgd);
   s.field("lion_beta1", &O::lion_beta1)
-      .doc("interpolation coefficient between momentum and gradient in the update direction")
+      .doc("interpolation coefficient between momentum and gradient in the update direction; typical: 0.9")
       .min(0)
       .below(1)
       .used_when<Config>("`optimizer.optimizer` is lion", has_lion);

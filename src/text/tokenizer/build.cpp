@@ -95,7 +95,7 @@ void Tokenizer::Pipeline::add_vocabulary(const TokenizerSpec& spec) {
                                    [](char c) { return c == ' ' || (c >= 9 && c <= 13); });
     if (blank && (token.lstrip || token.rstrip))
       fail(ErrorCode::unsupported,
-           at(spec.added_location, token.content) + ": a token of white space cannot take white space along");
+           at(spec.added_location, token.content) + ": a token of white space cannot have lstrip or rstrip");
     added.push_back(token);
   }
   if (vocabulary.size() == 0) fail(ErrorCode::format, spec.vocab_location + ": there are no tokens");

@@ -118,7 +118,7 @@ simdjson::dom::object JsonNode::object() const {
   for (const auto field : result) keys.push_back(field.key);
   std::sort(keys.begin(), keys.end());
   const auto twice = std::adjacent_find(keys.begin(), keys.end());
-  if (twice != keys.end()) fail("the key " + in_quotes(*twice) + " is there twice");
+  if (twice != keys.end()) fail("duplicate key " + in_quotes(*twice));
   return result;
 }
 simdjson::dom::array JsonNode::array() const {
