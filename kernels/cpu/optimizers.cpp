@@ -362,8 +362,8 @@ void normalize(Context& c, const double* squares, float eps, float* x, int64_t n
   });
 }
 
-// body(range, first, last) for what [begin, begin + count) has in common with each range, in complete blocks
-// of moments from `first`.
+// Calls body(range, first, last) for the intersection of [begin, begin + count) with each range, in complete
+// blocks of moments from `first`.
 template <class Body>
 void for_moment_blocks(Context& c, In table, int64_t range_count, int64_t begin, int64_t count, Body&& body) {
   constexpr int64_t kBlocks = kUpdateBlock / kMomentBlock;

@@ -21,7 +21,8 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-// The longest common subsequence, by the table; what both ends share is left out of it.
+// The longest common subsequence, by dynamic programming over the lines between the common beginning and
+// end.
 std::vector<Line> aligned(const std::vector<std::string_view>& a, const std::vector<std::string_view>& b) {
   size_t head = 0, tail = 0;
   while (head < a.size() && head < b.size() && a[head] == b[head]) ++head;

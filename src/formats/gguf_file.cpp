@@ -227,9 +227,9 @@ class HeaderReader {
     uint64_t expected = 0;
     for (const GgufTensor* t : order) {
       if (t->offset != expected)
-        fail(ErrorCode::format, file_ + ": the tensor " + in_quotes(t->name) + " begins at " +
-                                    std::to_string(t->offset) + " of the data, and " +
-                                    std::to_string(expected) + " is next");
+        fail(ErrorCode::format, file_ + ": the tensor " + in_quotes(t->name) + " has offset " +
+                                    std::to_string(t->offset) + ", and " + std::to_string(expected) +
+                                    " is expected");
       if (t->bytes > available || t->offset > available - t->bytes)
         fail(ErrorCode::format,
              file_ + ": the tensor " + in_quotes(t->name) + " ends after the end of the file (truncated?)");

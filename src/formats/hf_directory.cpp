@@ -136,9 +136,10 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
     for (const auto& entry : files_.back()->entries()) {
       const auto found = index.find(entry.name);
       if (found == index.end() || found->second != name)
-        fail(ErrorCode::format, "`" + files_.back()->path().string() + "` holds the tensor " +
-                                    in_quotes(entry.name) + ", which `" + index_path + "` puts " +
-                                    (found == index.end() ? "nowhere" : "into `" + found->second + "`"));
+        fail(ErrorCode::format,
+             "`" + files_.back()->path().string() + "` holds the tensor " + in_quotes(entry.name) +
+                 ", which `" + index_path + "` " +
+                 (found == index.end() ? "does not list" : "assigns to `" + found->second + "`"));
     }
     add(*files_.back());
   }

@@ -116,8 +116,8 @@ void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
   if (options_.two_stage) set_scales(found.to_host<float>(), tensor);
 }
 
-// Every rank sees the scales of the full matrix, so that their mean and their blocks do not depend on who
-// holds what.
+// Every rank sees the scales of the full matrix, so that their mean and their blocks do not depend on the
+// sharding.
 void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator* tensor) {
   std::vector<double> all(static_cast<size_t>(ceil_div(parameter_->spec().shape.elements(), options_.block)));
   for (const LocalRegion& local : regions_)

@@ -159,8 +159,8 @@ ParsedDefinition read_definition(const std::string& file);
 // name of the file in messages.
 ParsedDefinition read_definition_text(std::string text, std::string directory, std::string shown);
 
-// The definition as arguments of a command line.
-struct CommandLine {
+// A definition as overrides of a recipe, for a front end or a program.
+struct SweepOverrides {
   std::string recipe;
   // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`.
   std::vector<config::Override> words;
@@ -168,11 +168,11 @@ struct CommandLine {
 };
 // Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
 // loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
-ParsedDefinition definition_from_words(const CommandLine& given);
+ParsedDefinition definition_from_words(const SweepOverrides& given);
 // Extends a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`) or more points.
 // The recipe is that of `before`. planned: the sweep has trials already. A single value for a path that is no
 // axis would change all of them, and is an error then.
-ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned);
+ParsedDefinition extended(const Definition& before, const SweepOverrides& more, bool planned);
 
 // Writes the definition as a sweep file that reads back as the same definition. Fields with default values
 // are left out.

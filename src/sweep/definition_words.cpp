@@ -1,4 +1,4 @@
-// The definition as words of a command line, and written out as a file.
+// The definition as overrides of a recipe, and written out as a file.
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -330,7 +330,7 @@ std::string to_yaml(const Definition& definition) {
   return yaml_of(definition, true);
 }
 
-ParsedDefinition definition_from_words(const CommandLine& given) {
+ParsedDefinition definition_from_words(const SweepOverrides& given) {
   ParsedDefinition reading;
   Definition& d = reading.definition;
   std::error_code ignored;
@@ -359,7 +359,7 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
   return parse_again(std::move(reading), false);
 }
 
-ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned) {
+ParsedDefinition extended(const Definition& before, const SweepOverrides& more, bool planned) {
   ParsedDefinition reading;
   reading.definition = before;
   if (more.trials) reading.definition.trials = more.trials;

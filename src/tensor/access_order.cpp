@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/division.hpp"
+
 namespace capstan {
 
 namespace {
@@ -29,7 +31,7 @@ bool overlap(const ByteRows& a, const ByteRows& b) {
   }
   // Row i of b begins `phase` bytes after row i + shift of a.
   const int64_t distance = b.begin - a.begin;
-  const int64_t shift = distance >= 0 ? distance / a.stride : -((-distance + a.stride - 1) / a.stride);
+  const int64_t shift = distance >= 0 ? distance / a.stride : -ceil_div(-distance, a.stride);
   const int64_t phase = distance - shift * a.stride;
   const auto both_exist = [&](int64_t later) { return later < a.rows && later + b.rows > 0; };
   return (phase < a.row_bytes && both_exist(shift)) ||

@@ -343,11 +343,11 @@ TEST_CASE("a malformed GGUF file is refused with the location") {
   CHECK(holds(with_data(tensor(head(1, 0), "t", {8}, 13, 0)), "Q5_K"));
   CHECK(holds(with_data(tensor(head(1, 0), "t", {8}, 77, 0)), "type 77"));
   CHECK(holds(with_data(tensor(head(1, 0), "t", {33}, 8, 0)), "no multiple of 32"));
-  CHECK(holds(with_data(tensor(head(1, 0), "t", {8, 4}, 0, 16)), "0 is next"));
+  CHECK(holds(with_data(tensor(head(1, 0), "t", {8, 4}, 0, 16)), "0 is expected"));
   CHECK(holds(with_data(tensor(head(1, 0), "t", {8, 400}, 0, 0)), "after the end of the file"));
-  CHECK(holds(with_data(tensor(head(1, 0), "t", {8}, 0, ~uint64_t{0} - 31)), "is next"));
+  CHECK(holds(with_data(tensor(head(1, 0), "t", {8}, 0, ~uint64_t{0} - 31)), "is expected"));
   CHECK(holds(with_data(tensor(tensor(head(2, 0), "t", {8}, 0, 0), "t", {8}, 0, 32)), "twice"));
-  CHECK(holds(with_data(tensor(tensor(head(2, 0), "t", {8}, 0, 0), "u", {8}, 0, 0)), "32 is next"));
+  CHECK(holds(with_data(tensor(tensor(head(2, 0), "t", {8}, 0, 0), "u", {8}, 0, 0)), "32 is expected"));
   CHECK(holds(
       with_data(tensor(head(1, 1).put_text("split.count").put<uint32_t>(2).put<uint16_t>(3), "t", {8}, 0, 0)),
       "3 files of a split model"));

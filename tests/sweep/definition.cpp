@@ -45,7 +45,7 @@ std::vector<std::string> texts(const Points& points) {
   return out;
 }
 ParsedDefinition words(std::vector<std::string> given, std::optional<int64_t> trials = {}) {
-  CommandLine line;
+  SweepOverrides line;
   line.recipe = "quickstart";
   for (std::string& word : given) line.words.push_back(config::Override::token(std::move(word)));
   line.trials = trials;
@@ -264,7 +264,7 @@ TEST_CASE("the command line says the same in Hydra's words") {
   const ParsedDefinition nothing = words({"train.train_iters=20"});
   REQUIRE(nothing.diagnostics.size() == 1);
   CHECK(nothing.diagnostics[0].message == "nothing varies: no field has several values");
-  CommandLine missing;
+  SweepOverrides missing;
   missing.recipe = "no-such-recipe";
   CHECK_THROWS_WITH_AS(definition_from_words(missing),
                        doctest::Contains("not found: recipe = no-such-recipe"), Error);
@@ -272,7 +272,7 @@ TEST_CASE("the command line says the same in Hydra's words") {
   CHECK_THROWS_WITH_AS(definition_from_words(missing),
                        doctest::Contains("not found: sweep file = no-such-sweep.yaml"), Error);
   for (const char* name : {"null", "~", "a: b", "1e3"}) {
-    CommandLine line;
+    SweepOverrides line;
     line.recipe = std::string("./") + name + ".yaml";
     line.words = {config::Override::token("optimizer.lr=1e-4,3e-4")};
     const ParsedDefinition named = definition_from_words(line);
@@ -290,7 +290,7 @@ TEST_CASE("the command line says the same in Hydra's words") {
 
 TEST_CASE("more of a sweep: values and seeds are added, a base is not changed") {
   const Definition before = read("axes: {optimizer.lr: [1e-4, 3e-4]}\nseeds: [1]\n").definition;
-  CommandLine more;
+  SweepOverrides more;
   more.words = {config::Override::token("optimizer.lr=3e-4,1e-3"), config::Override::token("rng.seed=2")};
   const ParsedDefinition after = extended(before, more, true);
   INFO(config::render(after.diagnostics, after.sources));

@@ -186,7 +186,7 @@ TEST_CASE("an axis value more keeps the trials that are there, in their states")
     const Store store(place);
     store.change(first.trials[0].id, {State::done, 1, "", 0});
   }
-  CommandLine more;
+  SweepOverrides more;
   more.words = {config::Override::token("optimizer.lr=3e-3"),
                 config::Override::token("model.hidden_dropout=0,0.1")};
   const Definition after = extended(read_plan(place).definition, more, true).definition;
@@ -497,7 +497,7 @@ TEST_CASE("more trials keep the metric that planning chose") {
   write_plan(place, make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 1e-2]}")));
   const Plan before = read_plan(place);
   CHECK(before.definition.metric.name == "val/loss");
-  CommandLine more;
+  SweepOverrides more;
   more.words = {config::Override::token("validation.eval_interval=null,4")};
   const ParsedDefinition reading = extended(before.definition, more, true);
   REQUIRE(reading.ok());
@@ -646,14 +646,14 @@ TEST_CASE("a sweep is extended from any directory") {
     CAPTURE(base);
     fs::remove_all(place);
     fs::current_path(scratch.path);
-    CommandLine given;
+    SweepOverrides given;
     given.recipe = base;
     given.words = {config::Override::token("optimizer.lr=1e-3,2e-3")};
     const ParsedDefinition reading = definition_from_words(given);
     REQUIRE(reading.ok());
     write_plan(place, make_plan(reading.definition));
     fs::current_path(elsewhere.path);
-    CommandLine more;
+    SweepOverrides more;
     more.words = {config::Override::token("optimizer.lr=3e-3")};
     const ParsedDefinition again = extended(read_plan(place).definition, more, true);
     REQUIRE(again.ok());

@@ -14,6 +14,8 @@
 #include "base/file.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
+#include "support/device_kind.hpp"
+#include "support/devices.hpp"
 #include "support/faulty_disk.hpp"
 #include "support/main_parameters.hpp"
 #include "support/running.hpp"
@@ -37,6 +39,13 @@ namespace {
 using test::plan_in;
 using test::Running;
 using test::world;
+
+template <class D>
+config::Config config_on() {
+  auto config = tiny_config(true, world().size());
+  config.train.device = test::device_kind(D::type);
+  return config;
+}
 
 void poison(Running& r, const std::string& ending) {
   for (const auto& p : r.runner.model().parameters()) {
@@ -223,10 +232,11 @@ TEST_CASE("the estimated memory holds the copies of an asynchronous save") {
   }
 }
 
-TEST_CASE("what is not finite is located: parameter, first operation, first gradient, and the rank") {
+TEST_CASE_TEMPLATE("what is not finite is located: parameter, first operation, first gradient, and the rank",
+                   D, CPU_KERNEL_DEVICES) {
   for (const std::string place : {"layers.1.mlp.linear_fc2.weight",
                                   "layers.0.self_attention.linear_qkv.weight", "final_layernorm.weight"}) {
-    const auto config = tiny_config(true, world().size());
+    const auto config = config_on<D>();
     Running r(config);
     r.step();
     // One faulty rank is enough.
@@ -272,12 +282,12 @@ TEST_CASE("rows of experts that are not in use are not taken for values that are
   CHECK_MESSAGE(operation.find(place) != std::string::npos, operation);
 }
 
-TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
+TEST_CASE_TEMPLATE("spikes: off, warn, skip, rewind; the same on all ranks", D, CPU_KERNEL_DEVICES) {
   for (const auto action : {SpikeAction::off, SpikeAction::warn, SpikeAction::skip, SpikeAction::rewind})
     for (const bool loss : {false, true}) {
       CAPTURE(static_cast<int>(action));
       CAPTURE(loss);
-      auto config = tiny_config(true, world().size());
+      auto config = config_on<D>();
       (loss ? config.resilience.loss_spike_action : config.resilience.grad_norm_spike_action) = action;
       Running r(config);
       r.step();
@@ -314,14 +324,15 @@ TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
     }
 }
 
-TEST_CASE(
+TEST_CASE_TEMPLATE(
     "a suspicious step is computed again: the same bits are the data's, other bits are the hardware's, by "
-    "rank") {
+    "rank",
+    D, CPU_KERNEL_DEVICES) {
   for (const auto mode : {config::RerunMode::validate_results, config::RerunMode::report_stats}) {
-    auto config = tiny_config(true, world().size());
+    auto config = config_on<D>();
     config.resilience.rerun_mode = mode;
     config.resilience.loss_spike_action = SpikeAction::warn;
-    Running sound(config), plain(tiny_config(true, world().size()));
+    Running sound(config), plain(config_on<D>());
     sound.step(), plain.step();
     sound.runner.state().recent_losses.assign(16, 1e-3);
     const StepResult result = sound.step();
@@ -392,8 +403,9 @@ Rows rows_of(const fs::path& run) {
   return rows;
 }
 // A run with spikes: the factor is so low that some batches are above it.
+template <class D>
 config::Config config_with_spikes(SpikeAction action) {
-  auto config = tiny_config(true, world().size());
+  auto config = config_on<D>();
   config.train.train_iters = 24;
   config.checkpoint.save_interval = 4;
   config.checkpoint.async_save = true;
@@ -409,7 +421,8 @@ config::Config config_with_spikes(SpikeAction action) {
 }
 }  // namespace
 
-TEST_CASE("a spike without a checkpoint to return to is a step like one that is skipped") {
+TEST_CASE_TEMPLATE("a spike without a checkpoint to return to is a step like one that is skipped", D,
+                   CPU_KERNEL_DEVICES) {
   struct ReportedSteps {
     std::vector<int64_t> steps, skipped;
     std::vector<double> losses;
@@ -417,7 +430,7 @@ TEST_CASE("a spike without a checkpoint to return to is a step like one that is 
   const test::SharedDirectory root;
   Silent sink;
   const auto run = [&](SpikeAction action) {
-    auto config = config_with_spikes(action);
+    auto config = config_with_spikes<D>(action);
     config.checkpoint.save_interval = 1000;
     const fs::path path = root.path() / config::enum_name(action);
     ReportedSteps seen;
@@ -442,8 +455,9 @@ TEST_CASE("a spike without a checkpoint to return to is a step like one that is 
   CHECK(rewind.losses == skip.losses);
 }
 
-TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit") {
-  auto config = config_with_spikes(SpikeAction::rewind);
+TEST_CASE_TEMPLATE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit", D,
+                   CPU_KERNEL_DEVICES) {
+  auto config = config_with_spikes<D>(SpikeAction::rewind);
   const test::SharedDirectory root;
   Silent sink;
   CHECK(train_in(root.path() / "uninterrupted", config, false, sink).step == 24);

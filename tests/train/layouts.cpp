@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -134,9 +135,13 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const StepEstimate estimate = estimate_step(config, on.rank());
   Run run;
   std::map<std::string, int64_t> before;
+  std::array<int64_t, kQueues> launched{};
   const double tolerance = estimate_tolerance(config);
   while (runner.state().step < steps) {
-    if (runner.state().step == 1) before = sent_bytes(runner.mesh());
+    if (runner.state().step == 1) {
+      before = sent_bytes(runner.mesh());
+      for (size_t q = 0; q < kQueues; ++q) launched[q] = runner.device().launches(static_cast<Queue>(q));
+    }
     const StepResult result = runner.train_step(loader, timers);
     run.trace.push_back(result.loss);
     run.trace.push_back(result.gradient_norm);
@@ -147,6 +152,10 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
       const double allowed = group == "ep" || group == "etp" ? tolerance : kTolerance;
       CHECK(std::abs(static_cast<double>(bytes - before.at(group)) - estimated_bytes) <=
             allowed * estimated_bytes + kScalars);
+    }
+    for (size_t q = 0; q < kQueues; ++q) {
+      INFO(queue_name(static_cast<Queue>(q)));
+      CHECK(runner.device().launches(static_cast<Queue>(q)) - launched[q] == estimate.launches_by_queue[q]);
     }
   }
   const MemoryUse &estimated = estimate.memory, used = runner.device().memory();
@@ -473,7 +482,7 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 401, 70},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 402, 70},
                                                 {"", "dist.tp=", 140, 31},
                                                 {"", "dist.pp=", 125, 22},
                                                 {"", "dist.vpp=", 21, 7},

@@ -452,6 +452,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moments", "dist.tp=2 dist.sp=true"},
     {3, false, "moments", SHARD "optim_grads_params"},
     {4, false, "moments", "dist.pp=2 " SHARD "optim_grads"},
+    {2, false, "moments_fp8", ""},
     {2, true, "moments_fp8", SHARD "optim"},
     {3, false, "moments_fp8", SHARD "optim_grads"},
     {3, false, "moments_fp8", SHARD "optim_grads_params"},

@@ -7,8 +7,8 @@ namespace capstan::cli {
 
 namespace {
 
-// Bash splits words at `=`, `:` and `@` (COMP_WORDBREAKS): the script joins what no blank separates, and
-// takes off again what bash will not replace.
+// Bash splits words at `=`, `:` and `@` (COMP_WORDBREAKS): the script joins these parts again, and removes
+// from each answer the prefix that bash keeps.
 constexpr std::string_view kBash = R"script(# bash completion of capstan: source <(capstan completion bash)
 _capstan() {
   local rest=${COMP_LINE:0:COMP_POINT} i value doc breaks kept=

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kShownTrials = 20;
 
-sweep::CommandLine command_line_of(const Context& context, std::string recipe) {
+sweep::SweepOverrides overrides_of(const Context& context, std::string recipe) {
   return {std::move(recipe), context.args.overrides(), context.args.integer("trials", 1),
           context.args.integer("seed", 0)};
 }
@@ -115,11 +115,11 @@ int run_sweep_plan(Context& context) {
   sweep::Definition definition;
   if (sweep::is_sweep_file(what)) {
     definition = accepted(context, sweep::read_definition(what));
-    const sweep::CommandLine more = command_line_of(context, definition.base);
+    const sweep::SweepOverrides more = overrides_of(context, definition.base);
     if (!more.words.empty() || more.trials || more.seed)
       definition = accepted(context, sweep::extended(definition, more, false));
   } else {
-    definition = accepted(context, sweep::definition_from_words(command_line_of(context, what)));
+    definition = accepted(context, sweep::definition_from_words(overrides_of(context, what)));
   }
   const std::string directory = context.args.value("out").value_or("sweeps/" + definition.name);
   return finish_plan(context, definition, directory, [&](const sweep::ComposedPlan& planned) {
@@ -132,7 +132,7 @@ int run_sweep_add(Context& context) {
   const std::string directory = context.args.word(0, "DIR");
   const sweep::Plan before = sweep::read_plan(directory);
   const sweep::Definition definition = accepted(
-      context, sweep::extended(before.definition, command_line_of(context, before.definition.base), true));
+      context, sweep::extended(before.definition, overrides_of(context, before.definition.base), true));
   return finish_plan(context, definition, directory, [&](const sweep::ComposedPlan& planned) {
     const int64_t added = sweep::extend_plan(directory, planned);
     return std::to_string(added) + (added == 1 ? " trial is" : " trials are") +

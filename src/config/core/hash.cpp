@@ -10,7 +10,7 @@
 
 namespace capstan::config {
 
-// Paths by what they lead to, wherever the recipe that names them lies.
+// Makes paths absolute, so that the hash does not depend on the directory of the recipe.
 static void make_absolute(Value& value) {
   if (!value.resolved.empty()) value.text = value.resolved;
   for (auto& item : value.items) make_absolute(item);

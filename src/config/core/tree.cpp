@@ -262,7 +262,7 @@ class Builder : public YAML::EventHandler {
     return {};
   }
 
-  // True for `!!str`: text by intent. Other standard tags say what the field's type says anyway.
+  // True for `!!str`. Other standard tags have no effect: the type of the field decides.
   bool check_tag(const std::string& tag, const YAML::Mark& mark) {
     if (tag.empty() || tag == "?" || tag == "!") return false;
     constexpr std::string_view standard = "tag:yaml.org,2002:";

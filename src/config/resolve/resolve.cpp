@@ -130,7 +130,7 @@ void Resolver::choose_variants() {
       entry.node.reset();
       entry.winner = nullptr;
       for (const Write* write : entry.writes) {
-        // null asks for what the kind has: no value.
+        // An explicit null agrees with a kind that lacks the field.
         if (write->dead || !is_explicit(*write) || write->value.kind == Node::Kind::null) continue;
         if (write->layer + 1 < decided) {
           if (!request_.imposed.empty() || is_builtin(write->location)) continue;

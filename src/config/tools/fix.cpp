@@ -96,7 +96,7 @@ size_t with_code(const Resolved& resolved, std::initializer_list<const char*> co
       [&](const Diagnostic& one) { return std::find(codes.begin(), codes.end(), one.code) != codes.end(); }));
 }
 
-// A corrected key must not name what another key names already.
+// Whether a corrected key sets a field that another key of the file sets already.
 bool given_twice(const Resolved& after, const Resolved& before) {
   const auto more = [&](std::initializer_list<const char*> codes) {
     return with_code(after, codes) > with_code(before, codes);

@@ -23,11 +23,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-class Starter {
+class InitialStateLoader {
  public:
-  Starter(const config::Config& config, comm::World& world, const RunOptions& options, const RunData& data,
-          const RunRecorder& recorder, const CheckpointRoot& root, StepRunner& runner, int64_t total_steps,
-          RunLog& log)
+  InitialStateLoader(const config::Config& config, comm::World& world, const RunOptions& options,
+                     const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
+                     StepRunner& runner, int64_t total_steps, RunLog& log)
       : config_(config),
         world_(world),
         options_(options),
@@ -219,7 +219,7 @@ checkpoint::Reader open_given_checkpoint(const config::CheckpointConfig& config)
 InitialState start_or_resume(const config::Config& config, comm::World& world, const RunOptions& options,
                              const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
                              StepRunner& runner, int64_t total_steps, RunLog& log) {
-  return Starter(config, world, options, data, recorder, root, runner, total_steps, log).start();
+  return InitialStateLoader(config, world, options, data, recorder, root, runner, total_steps, log).start();
 }
 
 void report_differences(const config::Config& config, const BaseModel& weights, RunLog& log) {

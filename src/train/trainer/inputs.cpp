@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-class Search {
+class MissingFileSearch {
  public:
   // A file or a directory. kind: what the name may be on the Hugging Face Hub.
   void path(const char* field, const config::Path& path, HubKind kind = HubKind::model) {
@@ -159,9 +159,9 @@ class Search {
   std::vector<MissingFile> found_;
 };
 
-void look_for_tokenizer(const config::Config& config, Search& search) {
+void look_for_tokenizer(const config::Config& config, MissingFileSearch& search) {
   const config::TokenizerConfig& t = config.tokenizer;
-  // A fine-tuned model brings its own: one missing directory is reported once.
+  // The pretrained directory may hold the tokenizer too: it is reported once if it is missing.
   const auto& base = config.checkpoint.pretrained_checkpoint;
   const auto one = [&](const char* field, const std::optional<config::Path>& path) {
     if (path && !(base && base->resolved == path->resolved)) search.path(field, *path);
@@ -182,7 +182,7 @@ void look_for_tokenizer(const config::Config& config, Search& search) {
   if (t.chat_template && !names_known_template(*t.chat_template)) search.chat_template(*t.chat_template);
 }
 
-// Prefixes of indexed datasets: the field, as the recipe has it, resolved.
+// Calls use(field, prefix as written, resolved prefix) for each indexed dataset.
 void for_each_prefix(const config::DatasetConfig& d,
                      FunctionRef<void(const char*, const std::string&, const std::string&)> use) {
   for (const config::Path& item : d.data_path)
@@ -196,7 +196,7 @@ void for_each_prefix(const config::DatasetConfig& d,
     for (const auto& [prefix, weight] : *blend) use(field, prefix, prefix);
 }
 
-void look_for_data(const config::DatasetConfig& d, Search& search) {
+void look_for_data(const config::DatasetConfig& d, MissingFileSearch& search) {
   if (d.kind == config::DatasetKind::sft) {
     search.data_files("dataset.train_files", d.train_files);
     search.data_files("dataset.valid_files", d.valid_files);
@@ -212,7 +212,7 @@ void look_for_data(const config::DatasetConfig& d, Search& search) {
 }  // namespace
 
 std::vector<MissingFile> missing_files(const config::Config& config, bool resumes) {
-  Search search;
+  MissingFileSearch search;
   const config::CheckpointConfig& c = config.checkpoint;
   if (!resumes && c.load) search.weights("checkpoint.load", *c.load);
   if ((!resumes || config.peft) && c.pretrained_checkpoint)
@@ -234,10 +234,10 @@ static void refuse_placeholders(const config::Path& file) {
 
 namespace {
 
-// Tries what a run would open, and collects the errors.
-class Trial {
+// Opens the inputs of a run as the run would, and collects the errors.
+class InputProbe {
  public:
-  Trial(const config::Config& config, const std::vector<MissingFile>& missing)
+  InputProbe(const config::Config& config, const std::vector<MissingFile>& missing)
       : config_(config), missing_(missing) {}
 
   // Tokenizer, indices and the beginning of fine-tuning files.
@@ -248,7 +248,7 @@ class Trial {
     if (d.kind == config::DatasetKind::mock || is_missing(field, "")) return;
     const std::string name = tokenizer_name(config_.tokenizer);
     std::shared_ptr<const text::Tokenizer> tokenizer;
-    // The data are read with it.
+    // Reading the data needs the tokenizer.
     if (!attempt(field, name, [&] { tokenizer = load_tokenizer(config_); })) return;
     for_each_prefix(d, [&](const char* list, const std::string& given, const std::string& resolved) {
       attempt(list, given, [&] {
@@ -311,7 +311,7 @@ class Trial {
       open();
       return true;
     } catch (const Error& error) {
-      // A tokenizer in a directory of weights that is missing, which `missing_` names.
+      // The tokenizer may be in a directory that `missing_` names: that is reported already.
       if (error.code() != ErrorCode::not_found || missing_.empty())
         found_.push_back({field, name, error.message(), error.marked_help()});
       return false;
@@ -328,11 +328,11 @@ class Trial {
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
                                         Inspection inspection, const RunOptions& options,
                                         OpenedFiles* opened) {
-  Trial trial(config, missing);
-  trial.read_beginnings();
-  OpenedFiles learned = inspection == Inspection::full ? trial.open_all(options) : OpenedFiles();
+  InputProbe probe(config, missing);
+  probe.read_beginnings();
+  OpenedFiles learned = inspection == Inspection::full ? probe.open_all(options) : OpenedFiles();
   if (opened) *opened = std::move(learned);
-  return trial.take();
+  return probe.take();
 }
 
 // Why a directory cannot be made, or no file can be made in it; empty: both are possible. Parents that do not

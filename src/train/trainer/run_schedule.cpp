@@ -329,7 +329,8 @@ std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& f
     for (const char* field : {"lr_wsd_decay_iters", "lr_wsd_decay_samples", "lr_wsd_decay_fraction"})
       write_field(text, std::string("scheduler.") + field, "null");
   }
-  // A checkpoint whose recipe does not resolve is lost; its schedule is stored beside the recipe in any case.
+  // The recipe stays as it was if the changed text does not resolve: a checkpoint needs a recipe that does.
+  // The schedule is stored beside it as well.
   config::Request recorded;
   recorded.recipe = "recipe.yaml";
   return text == recipe || config::resolve_text(text, recorded).ok() ? text : recipe;
@@ -342,8 +343,8 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
   ScheduleChoice choice;
   choice.schedule = s.override_opt_param_scheduler ? now : stored;
   std::vector<std::string>& remembered = choice.schedule.from_command_line;
-  // A value of the file yields to one that an earlier start's command line gave and this one's does not
-  // repeat.
+  // A value in a recipe file does not override the checkpoint's value if the command line of an earlier start
+  // set that, even if this start's command line does not repeat it.
   const auto is_explicit = [&](std::string_view field) {
     return holds(record.from_command_line, field) ||
            (holds(record.from_files, field) && !holds(stored.from_command_line, field));

@@ -27,7 +27,7 @@ std::atomic<int64_t> current_step{0}, expected_end{0};
 // saving_step: -1 while saving_directory changes or no save is under way.
 std::atomic<int64_t> saved_step{-1}, saving_step{-1};
 std::array<char, 4096> saving_directory;
-// Left by the parent of several ranks, or by a sweep.
+// The file that asks for a stop; the parent of several ranks, or a sweep, creates it.
 const char* stop_file = nullptr;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<void*>::is_always_lock_free);
 
@@ -37,7 +37,7 @@ bool stop_file_exists() {
 
 void answer() {
   ProgressSink* const sink = answer_sink;
-  // A parent that has left the file has answered.
+  // If the file exists, the parent has printed the answer already.
   if (!sink || stop_file_exists()) return;
   std::array<char, 192> buffer;
   const char* const phase = current_phase;
@@ -50,7 +50,7 @@ void answer_again() {
   if (!sink || stop_file_exists()) return;
   std::array<char, 192> buffer;
   int64_t saved = saved_step, saving = saving_step;
-  // Complete since the trainer has published it.
+  // The save has ended since the trainer published that it was under way.
   if (saving >= 0 && ::access(saving_directory.data(), F_OK) == 0) saved = saving, saving = -1;
   sink->stop_requested(stopped_notice(buffer, saved, saving));
 }
