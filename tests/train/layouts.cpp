@@ -154,7 +154,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
             allowed * estimated_bytes + kScalars);
     }
     for (size_t q = 0; q < kQueues; ++q) {
-      INFO(queue_name(static_cast<Queue>(q)));
+      INFO("queue ", name_of(static_cast<Queue>(q)));
       CHECK(runner.device().launches(static_cast<Queue>(q)) - launched[q] == estimate.launches_by_queue[q]);
     }
   }

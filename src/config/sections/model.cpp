@@ -466,7 +466,7 @@ void expert_fields(Section<ModelConfig>& s) {
       .below(1);
   moe(s.field("moe_expert_capacity_factor", &M::moe_expert_capacity_factor))
       .doc(
-          "expert capacity, a multiple of the balanced load (alltoall: of a rank's own tokens); tokens above "
+          "expert capacity relative to the balanced load (alltoall: of a rank's own tokens); tokens above "
           "it are dropped; typical: 1 to 2; null: none")
       .above(0)
       .max(1e6);
