@@ -159,7 +159,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
       const auto expected = static_cast<double>(estimate.launches_by_queue[q]);
       const auto got = static_cast<double>(runner.device().launches(static_cast<Queue>(q)) - launched[q]);
       CHECK(got <= expected);
-      CHECK(got >= (tolerance == kTolerance ? 1.0 : 0.98) * expected);
+      CHECK(got >= (tolerance == kTolerance ? 1 : 1 - kTolerance) * expected);
     }
   }
   const MemoryUse &estimated = estimate.memory, used = runner.device().memory();

@@ -443,7 +443,9 @@ TEST_CASE("the launches of a layer are counted: with experts, and with latent at
   }
 }
 
-TEST_CASE("the launches of a step on the checked device are those on the CPU") {
+TEST_CASE(
+    "the launches of a step on the checked device are those on the CPU; with CUDA kernels, the estimated "
+    "ones") {
   for (const bool llama : {false, true})
     for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
       config::Config config = tiny_config(llama);
