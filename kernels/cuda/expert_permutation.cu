@@ -130,7 +130,7 @@ void plan(Context& c, PermutationShape s, const int32_t* experts, const float* p
   const int64_t slots = s.slots();
   const KeyBits bits(s.experts);
   SortKey* keys = nullptr;
-  // What cannot run is refused before anything is written.
+  // Refuses unsupported shapes before writing anything.
   if (const WorkspaceSize need = plan_workspace(s); need.shared > 0) {
     if (slots >= int64_t{1} << bits.slot)
       return refuse(c, "dropping by probability has too many slots for its sort keys");

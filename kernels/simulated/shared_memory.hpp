@@ -1,5 +1,5 @@
 // Shared memory of simulated blocks: exactly sized, filled with NaN, with bytes around each array that
-// nothing may change. Every access through Shared<T> is checked, and leaves who made it and where.
+// nothing may change. Every access through Shared<T> is checked, and records its thread and source location.
 #pragma once
 
 #include <cstddef>

@@ -42,9 +42,9 @@ std::vector<std::string> entry_names(const fs::path& directory, Entries kind) {
   return names;
 }
 
-bool exists(const fs::path& path, NamedThing thing) {
+bool exists(const fs::path& path, MissingKind kind) {
   std::error_code unknown;
-  if (thing == NamedThing::file) return fs::exists(path, unknown);
+  if (kind == MissingKind::file) return fs::exists(path, unknown);
   return fs::is_directory(path, unknown) ||
          (fs::exists(path.string() + ".idx", unknown) && fs::exists(path.string() + ".bin", unknown));
 }
@@ -87,10 +87,10 @@ std::vector<std::string> near_without_suffix(std::string_view name,
 }
 
 // Entries of a directory near the last component of a path.
-std::vector<fs::path> near_entries(const MissingPath& path, NamedThing thing) {
+std::vector<fs::path> near_entries(const MissingPath& path, MissingKind kind) {
   std::string name = path.missing;
   std::error_code unknown;
-  const bool dataset = thing == NamedThing::dataset_prefix;
+  const bool dataset = kind == MissingKind::dataset_prefix;
   // The text that was prepared, or one of the two files, in place of the prefix.
   if (dataset && fs::exists(path.directory / name, unknown)) name = fs::path(name).stem().string();
   const auto candidates =
@@ -109,19 +109,19 @@ std::vector<fs::path> near_entries(const MissingPath& path, NamedThing thing) {
 
 // Existing paths near one that does not exist, corrected component by component, best first: those with one
 // correction, else those with several. `directories` gets the existing beginnings of paths with one.
-std::vector<fs::path> corrected(const MissingPath& path, NamedThing thing, int& listings,
+std::vector<fs::path> corrected(const MissingPath& path, MissingKind kind, int& listings,
                                 std::vector<fs::path>* directories = nullptr) {
   if (path.missing.empty() || path.missing.size() > 255 || --listings < 0) return {};
-  if (path.below.empty()) return near_entries(path, thing);
+  if (path.below.empty()) return near_entries(path, kind);
   std::vector<fs::path> once, several;
   for (const std::string& near :
        near_matches(path.missing, entry_names(path.directory, Entries::directories), kMaxNames)) {
     const fs::path found = path.directory / near;
     if (directories) directories->push_back(MissingPath(found, path.below).directory);
-    if (exists(found / path.below, thing)) {
+    if (exists(found / path.below, kind)) {
       once.push_back(found / path.below);
     } else {
-      for (fs::path& deeper : corrected(MissingPath(found, path.below), thing, listings))
+      for (fs::path& deeper : corrected(MissingPath(found, path.below), kind, listings))
         several.push_back(std::move(deeper));
     }
   }
@@ -132,16 +132,16 @@ std::vector<fs::path> corrected(const MissingPath& path, NamedThing thing, int& 
 
 // The one path that has the same components after the missing one, which is left out or is another directory.
 // Looks neither into every directory of the file system's root nor into very many.
-std::vector<fs::path> in_another_directory(const MissingPath& path, NamedThing thing) {
+std::vector<fs::path> in_another_directory(const MissingPath& path, MissingKind kind) {
   constexpr size_t kMaxDirectories = 500;
   std::vector<fs::path> result;
   const bool is_root = path.directory.is_absolute() && path.directory == path.directory.root_path();
   if (path.below.empty() || is_root) return result;
-  if (exists(path.directory / path.below, thing)) result.push_back(path.directory / path.below);
+  if (exists(path.directory / path.below, kind)) result.push_back(path.directory / path.below);
   const auto names = entry_names(path.directory, Entries::directories);
   if (names.size() > kMaxDirectories) return {};
   for (const std::string& name : names)
-    if (!name.starts_with('.') && exists(path.directory / name / path.below, thing))
+    if (!name.starts_with('.') && exists(path.directory / name / path.below, kind))
       result.push_back(path.directory / name / path.below);
   if (result.size() > 1) result.clear();
   return result;
@@ -155,13 +155,13 @@ bool is_hub_word(const std::string& word) {
 
 }  // namespace
 
-std::vector<std::string> near_paths(const std::string& name, const fs::path& resolved, NamedThing thing) {
+std::vector<std::string> near_paths(const std::string& name, const fs::path& resolved, MissingKind kind) {
   const fs::path path = (resolved.empty() ? fs::path(name) : resolved).lexically_normal();
   const MissingPath missing({}, path);
   int listings = kMaxListings;
   std::vector<fs::path> directories;
-  std::vector<fs::path> found = corrected(missing, thing, listings, &directories);
-  if (found.empty()) found = in_another_directory(missing, thing);
+  std::vector<fs::path> found = corrected(missing, kind, listings, &directories);
+  if (found.empty()) found = in_another_directory(missing, kind);
   if (found.empty()) found = std::move(directories);
   // Writes the path as the user wrote it, without the part of `resolved` before `name`.
   const std::string full_path = path.string(), written = fs::path(name).lexically_normal().string();

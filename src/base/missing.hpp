@@ -18,12 +18,12 @@ std::string not_found_text(std::string_view what, std::string_view name);
 
 // The kind of thing that a name stands for, which decides the names that are near. dataset_prefix: PREFIX.bin
 // and PREFIX.idx.
-enum class NamedThing { file, dataset_prefix };
+enum class MissingKind { file, dataset_prefix };
 
 // Returns existing names that are similar to `name`, best first and three at most. They are relative to the
 // same directory as `name`. `resolved` is the path that `name` stands for. Empty: `name` itself.
 std::vector<std::string> near_paths(const std::string& name, const std::filesystem::path& resolved = {},
-                                    NamedThing thing = NamedThing::file);
+                                    MissingKind kind = MissingKind::file);
 // Returns existing names that are similar to the name of a run or a sweep: beside it, and in the directory
 // where these are made. Only paths that `accepts` returns true for are named.
 std::vector<std::string> near_runs(const std::string& name, const std::string& directory,

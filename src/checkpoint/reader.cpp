@@ -21,11 +21,11 @@ static Manifest load_manifest(const fs::path& directory) {
   return parse_manifest(read_file(path, uint64_t{1} << 30), path.string());
 }
 
-Reader Reader::open(const fs::path& directory, Depth depth) {
+Reader Reader::open(const fs::path& directory, Verification verification) {
   Reader reader;
   reader.directory_ = directory;
   reader.manifest_ = load_manifest(directory);
-  const auto problems = verify(directory, depth);
+  const auto problems = verify(directory, verification);
   if (!problems.empty()) {
     std::string more = problems.size() > 1 ? " (and " + std::to_string(problems.size() - 1) + " more)" : "";
     fail(ErrorCode::format,

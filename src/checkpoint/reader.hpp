@@ -17,7 +17,7 @@
 namespace capstan::checkpoint {
 
 // How thoroughly a checkpoint is verified.
-enum class Depth : uint8_t {
+enum class Verification : uint8_t {
   // Checks the manifest, its hash, and the presence and sizes of all files.
   structure,
   // Checks the hash of every file as well.
@@ -28,7 +28,7 @@ class Reader final : public TensorSource {
  public:
   // Throws ErrorCode::not_found when there is no checkpoint, ::format when it fails the verification (naming
   // file and block), ::unsupported when a later version wrote it.
-  static Reader open(const std::filesystem::path& directory, Depth depth);
+  static Reader open(const std::filesystem::path& directory, Verification verification);
 
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
@@ -40,7 +40,7 @@ class Reader final : public TensorSource {
   // manifest is ErrorCode::format.
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
-  // A file other than the shards (state.json, recipe.yaml, tokenizer.json). Every depth checks its hash.
+  // A file other than the shards (state.json, recipe.yaml, tokenizer.json). Every verification checks its hash.
   bool has_file(std::string_view file_name) const;
   std::string read_text(std::string_view file_name) const;
 

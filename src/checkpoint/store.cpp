@@ -74,7 +74,7 @@ static void compare_content(const std::string& name, const fs::path& path, const
   }
 }
 
-std::vector<Problem> verify(const fs::path& directory, Depth depth, int part, int parts) {
+std::vector<Problem> verify(const fs::path& directory, Verification verification, int part, int parts) {
   std::vector<Problem> problems;
   Manifest manifest;
   const fs::path manifest_path = directory / kManifestFile;
@@ -120,21 +120,22 @@ std::vector<Problem> verify(const fs::path& directory, Depth depth, int part, in
            "`" + name + "` has " + std::to_string(size) + " bytes instead of " + std::to_string(hash.bytes)});
       continue;
     }
-    if (depth != Depth::content || !mine) continue;
+    if (verification != Verification::content || !mine) continue;
     compare_content(name, path, hash, manifest.block_bytes, problems);
   }
   return problems;
 }
 
-SearchResult find_latest(const fs::path& root, Depth depth, const std::optional<std::string>& run_id) {
+SearchResult find_latest(const fs::path& root, Verification verification,
+                         const std::optional<std::string>& run_id) {
   SearchResult search;
   for (const auto& checkpoint : list_checkpoints(root)) {
     std::string reason;
-    if (const auto problems = verify(checkpoint.path, depth); !problems.empty()) {
+    if (const auto problems = verify(checkpoint.path, verification); !problems.empty()) {
       reason = problems.front().text;
       if (problems.size() > 1) reason += " (and " + std::to_string(problems.size() - 1) + " more)";
     } else if (run_id) {
-      const std::string owner = Reader::open(checkpoint.path, Depth::structure).info().run_id;
+      const std::string owner = Reader::open(checkpoint.path, Verification::structure).info().run_id;
       if (owner != *run_id)
         reason = "it belongs to run " + in_quotes(owner) + ", not to " + in_quotes(*run_id);
     }
@@ -177,11 +178,12 @@ Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* re
          : !download.empty() ? download
                              : kNameOne);
   }
-  if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
+  if (fs::exists(path / kManifestFile, error))
+    return {path, Reader::open(path, Verification::content).info().step};
   if (!fs::is_directory(path, error))
     fail(ErrorCode::not_found, "`" + path.string() + "` is not a checkpoint", no_checkpoint_help(path));
   const fs::path root = fs::is_directory(path / "checkpoints", error) ? path / "checkpoints" : path;
-  const SearchResult search = find_latest(root, Depth::content);
+  const SearchResult search = find_latest(root, Verification::content);
   if (refused)
     for (const auto& one : search.refused)
       refused->push_back("`" + one.checkpoint.path.string() + "`: " + one.reason);
@@ -210,13 +212,13 @@ std::vector<int64_t> apply_retention(FileSystem& files, const fs::path& root, co
   const auto all = list_checkpoints(root);
   std::vector<Checkpoint> sound;
   for (const auto& checkpoint : all)
-    if (verify(checkpoint.path, Depth::structure).empty()) sound.push_back(checkpoint);
+    if (verify(checkpoint.path, Verification::structure).empty()) sound.push_back(checkpoint);
   const auto most_recent = static_cast<size_t>(std::max<int64_t>(retention.most_recent, 1));
   if (sound.size() <= most_recent) return deleted;
   // Delete older checkpoints only if a newer one that verifies is kept.
   size_t verified = 0;
   while (verified < sound.size() && sound[verified].step != retention.just_written &&
-         !verify(sound[verified].path, Depth::content).empty())
+         !verify(sound[verified].path, Verification::content).empty())
     ++verified;
   std::vector<Checkpoint> old(
       sound.begin() + static_cast<int64_t>(std::min(std::max(most_recent, verified + 1), sound.size())),

@@ -32,7 +32,8 @@ struct Problem {
 
 // Verifies a checkpoint and returns all problems. With parts > 1 it hashes only the files with index % parts
 // == part, so that ranks can divide the reading; it always checks the structure.
-std::vector<Problem> verify(const std::filesystem::path& directory, Depth depth, int part = 0, int parts = 1);
+std::vector<Problem> verify(const std::filesystem::path& directory, Verification verification, int part = 0,
+                            int parts = 1);
 
 struct SearchResult {
   struct Refused {
@@ -46,7 +47,7 @@ struct SearchResult {
 
 // Finds the newest valid checkpoint, and the reasons why newer ones were refused. With run_id,
 // refuses checkpoints of other runs.
-SearchResult find_latest(const std::filesystem::path& root, Depth depth,
+SearchResult find_latest(const std::filesystem::path& root, Verification verification,
                          const std::optional<std::string>& run_id = {});
 
 // Finds and fully verifies the checkpoint at a path that a user gave: a checkpoint directory, a directory of

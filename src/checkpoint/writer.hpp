@@ -59,7 +59,7 @@ class Writer {
   std::vector<SafetensorsTensor> tensors_;
   std::vector<std::pair<std::string, std::string>> texts_;
   RankManifest rank_manifest_;
-  // temporary_ holds the checkpoint that this one replaced.
+  // True once the directories were exchanged: temporary_ then holds the replaced checkpoint.
   bool swapped_ = false;
 };
 

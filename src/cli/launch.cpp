@@ -309,7 +309,7 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal, st
     fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMaxRanks));
   if (const auto launched = comm::launched_as(); !launched.source.empty()) {
     // Rank 0 reports the error.
-    if (launched.rank > 0) throw Exit{exit_code_of(ErrorCode::usage)};
+    if (launched.rank > 0) throw CommandExit{exit_code_of(ErrorCode::usage)};
     fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
          "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " +
              std::to_string(launched.size));

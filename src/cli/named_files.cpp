@@ -47,7 +47,7 @@ std::vector<config::Diagnostic> missing_files(const config::Resolution& resoluti
 }
 
 std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level,
-                                               int64_t& held_data) {
+                                               int64_t& resident_data) {
   using train::Inspection;
   std::vector<config::Diagnostic> found;
   const config::Config& config = resolution.config;
@@ -60,7 +60,7 @@ std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolut
     found.push_back(diagnostic(resolution, level, "C0802", "unusable_file", file));
   for (const train::MissingFile& warning : opened.warnings)
     found.push_back(diagnostic(resolution, config::Level::warning, "C0806", "start_warning", warning));
-  held_data = opened.held_data;
+  resident_data = opened.resident_data;
   return found;
 }
 

@@ -14,10 +14,10 @@ std::vector<config::Diagnostic> missing_files(const config::Resolution& resoluti
 
 // One C0802 of this level for each file that exists and cannot be used; as errors, all that a run would
 // open is opened, and compared with the checkpoints with which the run begins, and a C0806 of level
-// warning is added for each warning with which the run would begin. held_data: takes the bytes of data
+// warning is added for each warning with which the run would begin. resident_data: takes the bytes of data
 // that a run holds in memory, known for errors. Requires a recipe without errors.
 std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level,
-                                               int64_t& held_data);
+                                               int64_t& resident_data);
 
 // An error C0803 if the recipe's name cannot name a run directory, else nothing. Reads no files. Requires a
 // recipe without errors.

@@ -150,7 +150,7 @@ int run_program(const std::vector<std::string>& command) {
     const int code = run_command(command, style);
     finish_output();
     return code;
-  } catch (const Exit& exit) {
+  } catch (const CommandExit& exit) {
     return exit.code;
   } catch (...) {
     return report(as_error(std::current_exception()), command, style);

@@ -78,7 +78,7 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
                                   std::optional<int64_t> ranks, config::ShrunkFrom* from) {
   config::Resolution resolution = resolve_recipe(context, recipe, ranks, from);
   show_diagnostics(context, resolution);
-  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  if (!resolution.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   return resolution;
 }
 
@@ -93,7 +93,7 @@ config::Resolution recipe_for_measuring(const Context& context, const std::strin
   config::Resolution resolution = config::resolve(request);
   if (resolution.ok()) return resolution;
   if (shows) show_diagnostics(context, resolution);
-  throw Exit{2};
+  throw CommandExit{2};
 }
 
 std::optional<int64_t> ranks_argument(const Context& context) {

@@ -18,7 +18,7 @@ class Tokenizer;
 namespace capstan::cli {
 
 // Thrown to end a command with an exit code after its errors have been printed.
-struct Exit {
+struct CommandExit {
   int code;
 };
 
@@ -32,13 +32,13 @@ config::Resolution resolve_recipe(const Context& context, const std::string& rec
 // Shows errors, warnings and notes in the format of --message-format; --quiet hides the notes.
 void show_diagnostics(const Context& context, const config::Resolved& resolved);
 
-// Resolves the recipe and shows its diagnostics; throws Exit{2} if it has errors.
+// Resolves the recipe and shows its diagnostics; throws CommandExit{2} if it has errors.
 config::Resolution require_recipe(const Context& context, const std::string& recipe,
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
 
 // Resolves the recipe with mock data and no tokenizer, for `ranks` ranks, to measure its steps; throws
-// Exit{2} if it has errors. shows: shows them.
+// CommandExit{2} if it has errors. shows: shows them.
 config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe, int64_t ranks = 1,
                                         bool shows = true);
 

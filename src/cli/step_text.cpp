@@ -28,7 +28,7 @@ std::string sent_text(const train::StepEstimate& estimate) {
 }  // namespace
 
 std::string step_text(const config::Config& config, std::optional<int64_t> rank,
-                      const train::HeldData& data) {
+                      const train::ResidentData& data) {
   train::refuse_missing_estimates(config);
   const int64_t world = config.dist.world_size;
   if (rank && *rank >= world)

@@ -73,7 +73,7 @@ int run_stored_model(const Context& context, const std::string& name,
   }
   if (!stored.resolution.ok()) {
     if (is_rank0) show_diagnostics(context, stored.resolution);
-    throw Exit{exit_code_of(ErrorCode::config)};
+    throw CommandExit{exit_code_of(ErrorCode::config)};
   }
   if (prints) show_override_warnings(context, stored);
   if (ranks != launched.size) return launch_ranks(context, ranks, /*saves_on_signal=*/false);

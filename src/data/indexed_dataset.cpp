@@ -111,7 +111,7 @@ static std::string existing_prefix(std::string prefix) {
   std::error_code unknown;
   if (std::filesystem::exists(prefix + ".bin", unknown) || std::filesystem::exists(prefix + ".idx", unknown))
     return prefix;
-  const std::string near = near_paths_help(near_paths(prefix, {}, NamedThing::dataset_prefix));
+  const std::string near = near_paths_help(near_paths(prefix, {}, MissingKind::dataset_prefix));
   fail(ErrorCode::not_found, not_found_text("dataset", prefix),
        near.empty() ? "name a dataset of `capstan data prepare` by the prefix of PREFIX.bin and PREFIX.idx"
                     : near);

@@ -3,7 +3,7 @@
 // With c = consumed_samples, B = micro_batch_size and R = data_parallel_size, micro-step m of the run takes
 // samples [c + m·B·R, c + (m + 1)·B·R) of the dataset, and rank r gets rows [r·B, (r + 1)·B) of them, as
 // Megatron's `single` sampler does. The rows do not depend on the number of workers, and a loader that starts
-// at consumed_samples continues exactly where another one stood.
+// at consumed_samples continues exactly after the last sample that an earlier loader returned.
 #pragma once
 
 #include <cstdint>

@@ -56,8 +56,9 @@ class Adam : public Optimizer {
  public:
   Adam(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers, uint64_t seed)
       : Optimizer(config, device, std::move(buffers)), seed_(seed) {
-    add_state("exp_avg", Applies::to_others, dtype_of(config.exp_avg_dtype, "optimizer.exp_avg_dtype"));
-    add_state("exp_avg_sq", Applies::to_others,
+    add_state("exp_avg", BufferSelection::without_matrices,
+              dtype_of(config.exp_avg_dtype, "optimizer.exp_avg_dtype"));
+    add_state("exp_avg_sq", BufferSelection::without_matrices,
               dtype_of(config.exp_avg_sq_dtype, "optimizer.exp_avg_sq_dtype"), true);
   }
 
@@ -92,7 +93,7 @@ class Sgd final : public Optimizer {
  public:
   Sgd(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
       : Optimizer(config, device, std::move(buffers)) {
-    add_state("momentum_buffer", Applies::to_all);
+    add_state("momentum_buffer", BufferSelection::all);
   }
 
  private:
@@ -110,7 +111,7 @@ class Lion final : public Optimizer {
  public:
   Lion(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
       : Optimizer(config, device, std::move(buffers)) {
-    add_state("exp_avg", Applies::to_all);
+    add_state("exp_avg", BufferSelection::all);
   }
 
  private:
@@ -132,7 +133,7 @@ class Muon final : public Adam {
  public:
   Muon(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers, uint64_t seed)
       : Adam(config, device, std::move(buffers), seed) {
-    add_state("momentum_buffer", Applies::to_matrices);
+    add_state("momentum_buffer", BufferSelection::with_matrices);
   }
 
  private:
@@ -183,7 +184,7 @@ Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std:
       buffers_(with_range_tables(device, std::move(buffers))) {}
 Optimizer::~Optimizer() = default;
 
-void Optimizer::add_state(const char* name, Applies applies, DType type, bool square_root) {
+void Optimizer::add_state(const char* name, BufferSelection selection, DType type, bool square_root) {
   CategoryScope scope(MemoryCategory::moments);
   State& state = state_.emplace_back(
       State{.name = name, .square_root = square_root, .stored = type == DType::u8 ? DType::f32 : type});
@@ -191,7 +192,9 @@ void Optimizer::add_state(const char* name, Applies applies, DType type, bool sq
     const FlatBuffer& buffer = buffers_[b];
     Tensor& values = state.buffers.emplace_back();
     Tensor& scales = state.scales.emplace_back();
-    if (applies != Applies::to_all && buffer.matrices.empty() != (applies == Applies::to_others)) continue;
+    if (selection != BufferSelection::all &&
+        buffer.matrices.empty() != (selection == BufferSelection::without_matrices))
+      continue;
     values = Tensor::zeros(device_of(b), buffer.main.shape(), type);
     if (type != DType::u8) continue;
     int64_t blocks = 0;

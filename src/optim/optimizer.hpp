@@ -116,8 +116,9 @@ class Optimizer {
  protected:
   Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers);
   // Allocates zeros for the buffers with matrices, or for those without.
-  enum class Applies : uint8_t { to_all, to_matrices, to_others };
-  void add_state(const char* name, Applies applies, DType type = DType::f32, bool square_root = false);
+  enum class BufferSelection : uint8_t { all, with_matrices, without_matrices };
+  void add_state(const char* name, BufferSelection selection, DType type = DType::f32,
+                 bool square_root = false);
   // The device that updates buffers_[b].
   Device& device_of(size_t b) const { return buffers_[b].host ? *buffers_[b].host : device_; }
   // Updates buffers_[b]; `control` is on its device.

@@ -137,7 +137,7 @@ std::string Composer::stored_form(const std::filesystem::path& recipe) const {
   return form_of(resolution.config);
 }
 
-const train::HeldData& Composer::held_data(const Config& config) {
+const train::ResidentData& Composer::resident_data(const Config& config) {
   // Megatron's order depends on the length of the run too.
   const bool by_length = config.dataset.sample_order == config::SampleOrder::megatron;
   const std::string key = config::canonical_form(config::schema(), &config, [&](const FieldInfo& field) {
@@ -147,18 +147,18 @@ const train::HeldData& Composer::held_data(const Config& config) {
            (by_length && field.section == "train");
   });
   auto found = data_.find(key);
-  if (found == data_.end()) found = data_.emplace(key, train::held_data(config)).first;
+  if (found == data_.end()) found = data_.emplace(key, train::resident_data(config)).first;
   return found->second;
 }
 
-TrialEstimate Composer::estimate(const Config& config, int64_t held_data, std::string& why_unknown) {
+TrialEstimate Composer::estimate(const Config& config, int64_t resident_data, std::string& why_unknown) {
   TrialEstimate out;
   out.steps = steps_of(config, why_unknown);
   const int64_t samples = config::BatchRamp(config.train).samples_of(out.steps.value_or(0));
   out.tokens = samples * config.model.seq_length;
   // The meta step is expensive, so trials that allocate the same memory share its result. Real-valued fields,
   // such as learning rates, change the allocations only where they are 0.
-  std::string key = std::to_string(held_data) + "\n";
+  std::string key = std::to_string(resident_data) + "\n";
   for (const FieldInfo* field : config::schema().fields()) {
     if (!counts(*field) || field->path == kSeedPath || field->section == "scheduler" ||
         field->section == "dataset" || !config::schema().sections()[field->section_index].at(&config))
@@ -172,7 +172,7 @@ TrialEstimate Composer::estimate(const Config& config, int64_t held_data, std::s
   auto found = estimates_.find(key);
   if (found == estimates_.end()) {
     const train::StepEstimate step =
-        train::estimate_step(config, 0, static_cast<int>(config.dist.world_size), held_data);
+        train::estimate_step(config, 0, static_cast<int>(config.dist.world_size), resident_data);
     // Number of micro-batches of a step on all ranks; `step.flops` counts one micro-batch of a rank.
     const double ranks = static_cast<double>(config.dist.world_size) *
                          static_cast<double>(config.train.num_microbatches.value_or(1));
@@ -211,7 +211,7 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
     out.reasons.push_back("this version cannot train `" + feature.path + "`: " + feature.reason);
   if (!out.reasons.empty()) return out;
   try {
-    const train::HeldData& data = held_data(config);
+    const train::ResidentData& data = resident_data(config);
     if (!data.left_out.empty()) out.warnings.push_back("memory is estimated without " + data.left_out);
     trial.estimate = estimate(config, data.bytes, out.unknown_length);
     train::check_memory_limit(config, data.bytes);

@@ -42,9 +42,9 @@ class Composer {
  private:
   config::Request request_for(std::string recipe) const;
   config::Resolution resolve(const Values& values, std::optional<int64_t> seed) const;
-  TrialEstimate estimate(const config::Config& config, int64_t held_data, std::string& why_unknown);
-  // train::held_data(), once for all trials whose data take the same memory.
-  const train::HeldData& held_data(const config::Config& config);
+  TrialEstimate estimate(const config::Config& config, int64_t resident_data, std::string& why_unknown);
+  // train::resident_data(), once for all trials whose data take the same memory.
+  const train::ResidentData& resident_data(const config::Config& config);
   std::optional<int64_t> steps_of(const config::Config& config, std::string& why_unknown);
   // Whether trials that differ in a field alone are different trials.
   bool counts(const config::FieldInfo& field) const;
@@ -58,7 +58,7 @@ class Composer {
   // FLOPs and memory, keyed by the settings on which they depend.
   std::map<std::string, std::pair<double, int64_t>> estimates_;
   // Memory of the data, keyed likewise.
-  std::map<std::string, train::HeldData> data_;
+  std::map<std::string, train::ResidentData> data_;
   // Lengths of recipes with train.epochs: the number of steps, or why it is not known.
   std::map<std::string, std::pair<std::optional<int64_t>, std::string>> lengths_;
 };

@@ -1,4 +1,4 @@
-// The definition of a sweep: a file of schema capstan-sweep/1, or overrides on the command line.
+// The definition of a sweep: a file of schema capstan-sweep/1, or overrides of a recipe.
 //
 //   schema: capstan-sweep/1
 //   name: lr-batch
@@ -48,7 +48,7 @@ struct Axis {
   std::vector<std::string> values;
   // Bounds of a log or linear range.
   double low = 0, high = 0;
-  // The number `n` of a range on the command line. Reading the definition computes `values` from it.
+  // The number `n` of a range given as an override. Reading the definition computes `values` from it.
   int64_t points = 0;
   config::SourceLocation location;
   bool continuous() const { return values.empty(); }
@@ -137,7 +137,7 @@ struct Definition {
   Stop stop;
   Limits limits;
   Resources resources;
-  // Content of sweep.yaml: the file, or the equivalent of the command line.
+  // Content of sweep.yaml: the file, or the equivalent of the overrides.
   std::string text;
 };
 
@@ -163,12 +163,12 @@ ParsedDefinition read_definition_text(std::string text, std::string directory, s
 struct SweepOverrides {
   std::string recipe;
   // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`.
-  std::vector<config::Override> words;
+  std::vector<config::Override> overrides;
   std::optional<int64_t> trials, seed;
 };
 // Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
 // loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
-ParsedDefinition definition_from_words(const SweepOverrides& given);
+ParsedDefinition definition_from_overrides(const SweepOverrides& given);
 // Extends a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`) or more points.
 // The recipe is that of `before`. planned: the sweep has trials already. A single value for a path that is no
 // axis would change all of them, and is an error then.

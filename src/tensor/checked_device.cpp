@@ -138,7 +138,7 @@ class CheckedDevice final : public Device {
   CheckedDevice(const kernels::Table& table, int threads, const CheckedOptions& options)
       : pool_(threads),
         seed_(options.seed),
-        hold_(options.patient ? CheckedQueue::HeldItems::all : CheckedQueue::HeldItems::some),
+        hold_(options.patient ? CheckedQueue::DelayedItems::all : CheckedQueue::DelayedItems::some),
         options_(options),
         event_waits_{.order = order_, .count = host_waits_, .ignored = options.ignored_host_wait} {
     for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(seed_ + i, hold_);
@@ -251,7 +251,7 @@ class CheckedDevice final : public Device {
     CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
     added_.push_back({purpose, std::move(name)});
     queues_.emplace_back(seed_ + queues_.size(),
-                         purpose == AddedQueue::transfers ? CheckedQueue::HeldItems::none : hold_);
+                         purpose == AddedQueue::transfers ? CheckedQueue::DelayedItems::none : hold_);
     return static_cast<Queue>(queues_.size() - 1);
   }
   std::string queue_name(Queue queue) const override {
@@ -360,7 +360,7 @@ class CheckedDevice final : public Device {
   // Bytes queued for the device since the host last waited.
   int64_t staged_ = 0;
   const uint64_t seed_;
-  const CheckedQueue::HeldItems hold_;
+  const CheckedQueue::DelayedItems hold_;
   const CheckedOptions options_;
   // Calls of wait_for() that is_counted().
   int64_t waits_ = 0;

@@ -6,7 +6,7 @@
 
 namespace capstan {
 
-CheckedQueue::CheckedQueue(uint64_t seed, HeldItems hold)
+CheckedQueue::CheckedQueue(uint64_t seed, DelayedItems hold)
     : hold_(hold), random_(philox_key(seed, purpose::test, 0)), thread_([this] { run(); }) {}
 
 CheckedQueue::~CheckedQueue() {
@@ -66,12 +66,12 @@ void CheckedQueue::wait(Ticket ticket) {
 void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
   constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 256, kMaxDelay = 1000;  // microseconds
   if (demanded_ < ticket &&
-      (hold_ == HeldItems::all || (hold_ == HeldItems::some && random_.below(kHoldOneIn) == 0))) {
+      (hold_ == DelayedItems::all || (hold_ == DelayedItems::some && random_.below(kHoldOneIn) == 0))) {
     holds_item_ = true;
     work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMaxHeld; });
     holds_item_ = false;
   }
-  if (hold_ == HeldItems::all || random_.below(kDelayOneIn) != 0) return;
+  if (hold_ == DelayedItems::all || random_.below(kDelayOneIn) != 0) return;
   const std::chrono::microseconds delay(1 + random_.below(kMaxDelay));
   lock.unlock();
   std::this_thread::sleep_for(delay);

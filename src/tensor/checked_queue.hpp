@@ -20,9 +20,9 @@ class CheckedQueue {
   using Ticket = uint64_t;
 
   // Selects the items that are held until a wait needs them or kMaxHeld items follow.
-  enum class HeldItems : uint8_t { none, some, all };
+  enum class DelayedItems : uint8_t { none, some, all };
   // Delays work: some items by up to a millisecond, and those that are held. `seed` selects which.
-  CheckedQueue(uint64_t seed, HeldItems hold);
+  CheckedQueue(uint64_t seed, DelayedItems hold);
   // Runs the remaining work.
   ~CheckedQueue();
   CheckedQueue(const CheckedQueue&) = delete;
@@ -59,7 +59,7 @@ class CheckedQueue {
   // Why the queue's thread waits on work_: it is notified only for this, not for each of the many items.
   bool waits_for_items_ = false, holds_item_ = false;
   bool stop_ = false;
-  const HeldItems hold_;
+  const DelayedItems hold_;
   PhiloxSequence random_;
   // Declared last: the thread uses the members above, so it must end first.
   std::thread thread_;

@@ -207,9 +207,9 @@ Status last_error(OpenDevice*) {
 Status create_stream(OpenDevice* device, bool high_priority, void** stream) {
   OpenGpu& open = gpu_at(device);
   // Other ranks wait for the work of a high-priority stream.
-  const auto hold = high_priority      ? CheckedQueue::HeldItems::none
-                    : open.gpu.patient ? CheckedQueue::HeldItems::all
-                                       : CheckedQueue::HeldItems::some;
+  const auto hold = high_priority      ? CheckedQueue::DelayedItems::none
+                    : open.gpu.patient ? CheckedQueue::DelayedItems::all
+                                       : CheckedQueue::DelayedItems::some;
   *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);
   return {};
 }

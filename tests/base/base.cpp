@@ -239,7 +239,7 @@ TEST_CASE("what is not there is named with what is near, written as the name was
     write_file_durably(directory.path() / "data" / name, "x");
   const std::string root = directory.path().string();
   const auto prefix = [&](const std::string& name) {
-    return near_paths(name, directory.path() / name, NamedThing::dataset_prefix);
+    return near_paths(name, directory.path() / name, MissingKind::dataset_prefix);
   };
   using Names = std::vector<std::string>;
   CHECK(prefix("data/corpus") == Names{"data/corpus_text_document"});

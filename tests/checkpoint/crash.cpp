@@ -13,9 +13,9 @@ namespace {
 // The first element of `w` of the newest valid checkpoint, which tells saves apart; -1 where there is
 // none.
 float newest(const fs::path& root) {
-  const SearchResult search = find_latest(root, Depth::content);
+  const SearchResult search = find_latest(root, Verification::content);
   if (!search.found) return -1;
-  Reader reader = Reader::open(search.found->path, Depth::content);
+  Reader reader = Reader::open(search.found->path, Verification::content);
   std::vector<float> w(15);
   reader.read_all("w", DType::f32, writable_bytes_of(w));
   REQUIRE(w == ramp({3, 5}, w[0]));
@@ -54,7 +54,7 @@ TEST_CASE(
       REQUIRE(holds(text, "injected"));
       const float found = newest(root.path());
       REQUIRE((found == 100 || found == 200));
-      for (const auto& refused : find_latest(root.path(), Depth::content).refused) {
+      for (const auto& refused : find_latest(root.path(), Verification::content).refused) {
         CAPTURE(refused.reason);
         REQUIRE(false);  // nothing half done may look like a checkpoint
       }

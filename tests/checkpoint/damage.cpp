@@ -53,13 +53,13 @@ TEST_CASE(
       std::string changed = content;
       changed[at] = static_cast<char>(changed[at] ^ (1 << (at % 8)));
       spill(path / name, changed);
-      const auto problems = verify(path, Depth::content);
+      const auto problems = verify(path, Verification::content);
       REQUIRE(!problems.empty());
       REQUIRE(problems[0].file == name);
       // Without the content check, reading a damaged shard gives wrong numbers or an error with its name, and
       // never crashes.
       error_of([&] {
-        Reader reader = Reader::open(path, Depth::structure);
+        Reader reader = Reader::open(path, Verification::structure);
         std::vector<float> w(15);
         reader.read_all("w", DType::f32, writable_bytes_of(w));
         reader.read_text(kStateFile);
@@ -67,12 +67,12 @@ TEST_CASE(
     }
     for (size_t size = 0; size < content.size(); size += 1 + size / 64) {
       spill(path / name, content.substr(0, size));
-      REQUIRE(!verify(path, Depth::structure).empty());
+      REQUIRE(!verify(path, Verification::structure).empty());
     }
     spill(path / name, content);
   }
   CHECK(flips > 1000);
-  CHECK(verify(path, Depth::content).empty());
+  CHECK(verify(path, Verification::content).empty());
 }
 
 TEST_CASE("invalid manifests with valid hashes are refused with the location") {
@@ -134,7 +134,7 @@ TEST_CASE("a shard that contradicts the manifest is refused on reading") {
   Manifest manifest = parse_manifest(slurp(path / "manifest.json"), "m");
   manifest.files["rank-00000.safetensors"] = hash_file(path / "rank-00000.safetensors");
   spill(path / "manifest.json", manifest_text(manifest));
-  Reader reader = Reader::open(path, Depth::content);
+  Reader reader = Reader::open(path, Verification::content);
   std::vector<float> w(15);
   CHECK(holds(error_of([&] { reader.read_all("w", DType::f32, writable_bytes_of(w)); }),
               "tensor \"w\" is F32 [5,3], but the manifest states fp32 [3,5]"));

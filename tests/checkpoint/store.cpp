@@ -34,8 +34,8 @@ TEST_CASE("a checkpoint comes back as it was saved") {
   const TemporaryDirectory root;
   const fs::path path = save_small(real_file_system(), root.path(), 100);
   CHECK(path == root.path() / "step-00000100");
-  CHECK(verify(path, Depth::content).empty());
-  Reader reader = Reader::open(path, Depth::content);
+  CHECK(verify(path, Verification::content).empty());
+  Reader reader = Reader::open(path, Verification::content);
   CHECK(reader.info().step == 100);
   CHECK(reader.info().consumed_samples == 800);
   CHECK(reader.info().run_id == "run");
@@ -95,7 +95,7 @@ TEST_CASE("any layout reads what any layout wrote, element by element") {
         parts.push_back(writer.finish_rank());
       }
       std::reverse(parts.begin(), parts.end());
-      Reader reader = Reader::open(writers[0]->commit(parts), Depth::content);
+      Reader reader = Reader::open(writers[0]->commit(parts), Verification::content);
       CHECK(reader.manifest().world == world);
       for (const auto& [name, shape] : tensors) {
         if (shape.elements() == 0 && kind != 0) continue;
@@ -120,7 +120,7 @@ TEST_CASE("a rank opens only the shards it needs") {
   second.add("a", DType::f32, {8}, {{4}, {4}}, bytes_of(values));
   const std::vector<std::string> parts{first.finish_rank(), second.finish_rank()};
   const fs::path path = first.commit(parts);
-  Reader reader = Reader::open(path, Depth::structure);
+  Reader reader = Reader::open(path, Verification::structure);
   spill(path / "rank-00001.safetensors", "gone bad");
   std::vector<float> got(4);
   reader.read("a", DType::f32, {{0}, {4}}, writable_bytes_of(got));
@@ -135,7 +135,7 @@ TEST_CASE("element types convert on reading where that is sound") {
   const std::vector<int64_t> ids{1, 2};
   writer.add("w", DType::f32, {3}, full_region({3}), bytes_of(values));
   writer.add("ids", DType::i64, {2}, full_region({2}), bytes_of(ids));
-  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
+  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Verification::content);
   std::vector<bf16> narrow(3);
   reader.read_all("w", DType::bf16, writable_bytes_of(narrow));
   for (size_t i = 0; i < 3; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
@@ -160,7 +160,7 @@ TEST_CASE("bytes may be produced when they are written") {
                  sink(bytes_of(staging).subspan(5));
                  staging.assign(4, -1);  // the writer no longer reads it
                });
-  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
+  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Verification::content);
   for (int k = 0; k < 3; ++k)
     CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
 }
@@ -184,7 +184,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
   const auto values = ramp(shape);
   Writer writer(real_file_system(), root.path() / "a", {}, "x", 0, 1);
   writer.add("w", DType::f32, shape, full_region(shape), bytes_of(values));
-  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
+  Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Verification::content);
   CHECK((read_all(reader, "w") == values));
   std::vector<float> part(4900 * 900);
   reader.read("w", DType::f32, {{60, 70}, {4900, 900}}, writable_bytes_of(part));
@@ -203,7 +203,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
       sink(bytes);
     });
   });
-  Reader copied = Reader::open(again.commit({again.finish_rank()}), Depth::content);
+  Reader copied = Reader::open(again.commit({again.finish_rank()}), Verification::content);
   CHECK(chunks == 3);
   CHECK((read_all(copied, "w") == values));
 }
@@ -242,14 +242,14 @@ TEST_CASE("a commit refuses rank manifests that do not cover the tensors") {
 
 TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a reason") {
   const TemporaryDirectory root;
-  CHECK(!find_latest(root.path() / "none", Depth::content).found);
+  CHECK(!find_latest(root.path() / "none", Verification::content).found);
   for (const int64_t step : {5, 10, 20, 30}) save_small(real_file_system(), root.path(), step);
   fs::create_directory(root.path() / ".tmp-step-00000040-x");
   fs::create_directory(root.path() / "step-40");
-  CHECK(find_latest(root.path(), Depth::content).found->step == 30);
+  CHECK(find_latest(root.path(), Verification::content).found->step == 30);
   flip(root.path() / "step-00000030/rank-00000.safetensors", 200);
   fs::remove(root.path() / "step-00000020/manifest.json");
-  const SearchResult search = find_latest(root.path(), Depth::content);
+  const SearchResult search = find_latest(root.path(), Verification::content);
   REQUIRE(search.found);
   CHECK(search.found->step == 10);
   REQUIRE(search.refused.size() == 2);
@@ -263,7 +263,7 @@ TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a r
   CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "step-00000030"); }), "does not verify"));
   CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "nothing"); }),
               "not found: run or checkpoint = "));
-  const SearchResult other = find_latest(root.path(), Depth::structure, "another");
+  const SearchResult other = find_latest(root.path(), Verification::structure, "another");
   CHECK(!other.found);
   CHECK(holds(other.refused.back().reason, "it belongs to run \"run\", not to \"another\""));
 }
@@ -284,7 +284,7 @@ TEST_CASE("verification reports stale steps and extra, missing, linked and irreg
   const TemporaryDirectory root;
   const fs::path path = save_small(real_file_system(), root.path(), 1);
   const auto first_problem = [&](const fs::path& directory) {
-    const auto problems = verify(directory, Depth::structure);
+    const auto problems = verify(directory, Verification::structure);
     return problems.empty() ? std::string() : problems[0].text;
   };
   CHECK(first_problem(path).empty());
@@ -323,17 +323,18 @@ TEST_CASE("the block that differs is named") {
   for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<float>(i % 1000);
   writer.add("w", DType::f32, {5 << 20}, full_region({5 << 20}), bytes_of(large));
   const fs::path path = writer.commit({writer.finish_rank()});
-  CHECK(verify(path, Depth::content).empty());
+  CHECK(verify(path, Verification::content).empty());
   const fs::path shard = path / "rank-00000.safetensors";
   flip(shard, (3 << 22) + 5);
-  const auto problems = verify(path, Depth::content);
+  const auto problems = verify(path, Verification::content);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].file == "rank-00000.safetensors");
   CHECK(problems[0].block == 3);
   CHECK(holds(problems[0].text, "block 3 (bytes 12582912 to 16777216)"));
-  CHECK(verify(path, Depth::structure).empty());
+  CHECK(verify(path, Verification::structure).empty());
   // Two readers divide the files: exactly one of them finds the damage.
-  CHECK(verify(path, Depth::content, 0, 2).size() + verify(path, Depth::content, 1, 2).size() == 1);
+  CHECK(verify(path, Verification::content, 0, 2).size() + verify(path, Verification::content, 1, 2).size() ==
+        1);
 }
 
 TEST_CASE(
@@ -364,7 +365,7 @@ TEST_CASE("a step that is saved again replaces the older one atomically") {
   const TemporaryDirectory root;
   save_small(real_file_system(), root.path(), 8, 0, "a");
   const fs::path path = save_small(real_file_system(), root.path(), 8, 1000, "b");
-  Reader reader = Reader::open(path, Depth::content);
+  Reader reader = Reader::open(path, Verification::content);
   CHECK(read_all(reader, "w") == ramp({3, 5}, 1000));
   CHECK(std::distance(fs::directory_iterator(root.path()), fs::directory_iterator()) == 1);
 }

@@ -78,7 +78,7 @@ TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files
     const auto external = ExternalModel::open("hf:" + entry.path().string());
     const WriteResult in = write_checkpoint(*external, home.path() / "checkpoint", {});
     CHECK(in.tensors == static_cast<int64_t>(external->parameters(external->model())->names().size()));
-    auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
+    auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Verification::content);
     write_hf(test::exported_of(reader, external->model()), home.path() / "back");
 
     HfDirectory before(entry.path()), after(home.path() / "back");

@@ -164,7 +164,7 @@ TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, a
   const auto external = ExternalModel::open("hf:" + to.string());
   CHECK(external->dtype() == DType::bf16);
   write_checkpoint(*external, home.path() / "checkpoint", DType::bf16);
-  auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
+  auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Verification::content);
   CHECK(reader.find("decoder.layers.1.mlp.router.expert_bias")->dtype == DType::f32);
   CHECK(reader.find("decoder.layers.1.mlp.router.weight")->dtype == DType::bf16);
   HfOptions options;

@@ -55,7 +55,7 @@ inline void load_into(train::StepRunner& runner, checkpoint::Reader reader) {
   runner.state() = train::load_state(reader, runner.store(), &runner.optimizer());
 }
 inline void load_into(train::StepRunner& runner, const std::filesystem::path& checkpoint) {
-  load_into(runner, checkpoint::Reader::open(checkpoint, checkpoint::Depth::content));
+  load_into(runner, checkpoint::Reader::open(checkpoint, checkpoint::Verification::content));
 }
 
 // Collective.
@@ -63,7 +63,7 @@ inline checkpoint::Reader newest_in(const std::filesystem::path& root) {
   std::vector<std::string> refused;
   const auto found = train::find_checkpoint(world(), root, refused);
   REQUIRE(found);
-  return checkpoint::Reader::open(found->path, checkpoint::Depth::content);
+  return checkpoint::Reader::open(found->path, checkpoint::Verification::content);
 }
 
 }  // namespace capstan::test

@@ -47,9 +47,9 @@ std::vector<std::string> texts(const Points& points) {
 ParsedDefinition words(std::vector<std::string> given, std::optional<int64_t> trials = {}) {
   SweepOverrides line;
   line.recipe = "quickstart";
-  for (std::string& word : given) line.words.push_back(config::Override::token(std::move(word)));
+  for (std::string& word : given) line.overrides.push_back(config::Override::token(std::move(word)));
   line.trials = trials;
-  return definition_from_words(line);
+  return definition_from_overrides(line);
 }
 
 }  // namespace
@@ -266,16 +266,16 @@ TEST_CASE("the command line says the same in Hydra's words") {
   CHECK(nothing.diagnostics[0].message == "nothing varies: no field has several values");
   SweepOverrides missing;
   missing.recipe = "no-such-recipe";
-  CHECK_THROWS_WITH_AS(definition_from_words(missing),
+  CHECK_THROWS_WITH_AS(definition_from_overrides(missing),
                        doctest::Contains("not found: recipe = no-such-recipe"), Error);
   missing.recipe = "no-such-sweep.yaml";
-  CHECK_THROWS_WITH_AS(definition_from_words(missing),
+  CHECK_THROWS_WITH_AS(definition_from_overrides(missing),
                        doctest::Contains("not found: sweep file = no-such-sweep.yaml"), Error);
   for (const char* name : {"null", "~", "a: b", "1e3"}) {
     SweepOverrides line;
     line.recipe = std::string("./") + name + ".yaml";
-    line.words = {config::Override::token("optimizer.lr=1e-4,3e-4")};
-    const ParsedDefinition named = definition_from_words(line);
+    line.overrides = {config::Override::token("optimizer.lr=1e-4,3e-4")};
+    const ParsedDefinition named = definition_from_overrides(line);
     REQUIRE(named.ok());
     CHECK(named.definition.name == name);
     CHECK(named.definition.base == line.recipe);
@@ -291,13 +291,13 @@ TEST_CASE("the command line says the same in Hydra's words") {
 TEST_CASE("more of a sweep: values and seeds are added, a base is not changed") {
   const Definition before = read("axes: {optimizer.lr: [1e-4, 3e-4]}\nseeds: [1]\n").definition;
   SweepOverrides more;
-  more.words = {config::Override::token("optimizer.lr=3e-4,1e-3"), config::Override::token("rng.seed=2")};
+  more.overrides = {config::Override::token("optimizer.lr=3e-4,1e-3"), config::Override::token("rng.seed=2")};
   const ParsedDefinition after = extended(before, more, true);
   INFO(config::render(after.diagnostics, after.sources));
   REQUIRE(after.ok());
   CHECK(after.definition.axes[0].values == std::vector<std::string>{"1e-4", "3e-4", "1e-3"});
   CHECK(after.definition.seeds == std::vector<int64_t>{1, 2});
-  more.words = {config::Override::token("train.train_iters=5")};
+  more.overrides = {config::Override::token("train.train_iters=5")};
   CHECK(!extended(before, more, true).ok());
   CHECK(extended(before, more, false).ok());
 }

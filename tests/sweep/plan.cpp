@@ -187,8 +187,8 @@ TEST_CASE("an axis value more keeps the trials that are there, in their states")
     store.change(first.trials[0].id, {State::done, 1, "", 0});
   }
   SweepOverrides more;
-  more.words = {config::Override::token("optimizer.lr=3e-3"),
-                config::Override::token("model.hidden_dropout=0,0.1")};
+  more.overrides = {config::Override::token("optimizer.lr=3e-3"),
+                    config::Override::token("model.hidden_dropout=0,0.1")};
   const Definition after = extended(read_plan(place).definition, more, true).definition;
   CHECK(extend_plan(place, make_plan(after)) == 4);
   CHECK(extend_plan(place, make_plan(after)) == 0);
@@ -200,7 +200,7 @@ TEST_CASE("an axis value more keeps the trials that are there, in their states")
   CHECK(store.state(first.trials[1].id) == State::pending);
   CHECK(fs::exists(place / "sweep.1.yaml"));
   CHECK(store.plan().trials[0].label == "lr=0.001,hidden_dropout=0");
-  more.words = {config::Override::token("optimizer.lr=-1")};
+  more.overrides = {config::Override::token("optimizer.lr=-1")};
   const Definition wrong = extended(read_plan(place).definition, more, true).definition;
   CHECK_THROWS_WITH_AS(extend_plan(place, make_plan(wrong)),
                        doctest::Contains("no added trial is valid; optimizer.lr=-1"), Error);
@@ -498,7 +498,7 @@ TEST_CASE("more trials keep the metric that planning chose") {
   const Plan before = read_plan(place);
   CHECK(before.definition.metric.name == "val/loss");
   SweepOverrides more;
-  more.words = {config::Override::token("validation.eval_interval=null,4")};
+  more.overrides = {config::Override::token("validation.eval_interval=null,4")};
   const ParsedDefinition reading = extended(before.definition, more, true);
   REQUIRE(reading.ok());
   extend_plan(place, make_plan(reading.definition));
@@ -648,13 +648,13 @@ TEST_CASE("a sweep is extended from any directory") {
     fs::current_path(scratch.path);
     SweepOverrides given;
     given.recipe = base;
-    given.words = {config::Override::token("optimizer.lr=1e-3,2e-3")};
-    const ParsedDefinition reading = definition_from_words(given);
+    given.overrides = {config::Override::token("optimizer.lr=1e-3,2e-3")};
+    const ParsedDefinition reading = definition_from_overrides(given);
     REQUIRE(reading.ok());
     write_plan(place, make_plan(reading.definition));
     fs::current_path(elsewhere.path);
     SweepOverrides more;
-    more.words = {config::Override::token("optimizer.lr=3e-3")};
+    more.overrides = {config::Override::token("optimizer.lr=3e-3")};
     const ParsedDefinition again = extended(read_plan(place).definition, more, true);
     REQUIRE(again.ok());
     const auto added = [&] { return extend_plan(place, make_plan(again.definition)); };

@@ -110,7 +110,7 @@ TEST_CASE("a queue of the checked device holds some work until a wait needs it, 
   std::array<std::atomic<int>, kSeeds> ran{};
   std::vector<std::unique_ptr<CheckedQueue>> queues;
   for (size_t seed = 0; seed < kSeeds; ++seed) {
-    queues.push_back(std::make_unique<CheckedQueue>(seed, CheckedQueue::HeldItems::some));
+    queues.push_back(std::make_unique<CheckedQueue>(seed, CheckedQueue::DelayedItems::some));
     for (int i = 0; i < kItems; ++i) queues.back()->push([&count = ran[seed]] { ++count; });
   }
   // Each queue stops at the first item that it holds.
@@ -137,7 +137,7 @@ TEST_CASE("a queue of the checked device delays some of its work") {
   auto fastest = std::chrono::steady_clock::duration::max();
   for (uint64_t seed = 0; seed < 4; ++seed) {
     const auto start = std::chrono::steady_clock::now();
-    CheckedQueue queue(seed, CheckedQueue::HeldItems::none);
+    CheckedQueue queue(seed, CheckedQueue::DelayedItems::none);
     for (int i = 0; i < kItems; ++i) queue.push([] {});
     queue.wait(queue.last());
     fastest = std::min(fastest, std::chrono::steady_clock::now() - start);

@@ -104,7 +104,7 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
     CHECK(ended->step == 3);
     CHECK(ended->stall_seconds <= ended->seconds);
     CHECK(!saver.busy());
-    CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
+    CHECK(checkpoint::verify(ended->directory, checkpoint::Verification::content).empty());
     Running other(config);
     test::load_into(other.runner, ended->directory);
     other.open_loader();
@@ -170,7 +170,7 @@ TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes whi
     REQUIRE(ended);
     CHECK_MESSAGE(ended->error.empty(), ended->error);
     CHECK(ended->step == 3);
-    CHECK(checkpoint::verify(ended->directory, checkpoint::Depth::content).empty());
+    CHECK(checkpoint::verify(ended->directory, checkpoint::Verification::content).empty());
     const auto written = tensor_files(ended->directory);
     CHECK(!written.empty());
     if (kind == config::DeviceKind::cpu) {
@@ -212,7 +212,7 @@ TEST_CASE("the save ends at step boundaries; a failing rank is reported on all r
   }
   REQUIRE(ended);
   CHECK(ended->error.empty());
-  CHECK(checkpoint::verify(root.path() / "step-00000001", checkpoint::Depth::content).empty());
+  CHECK(checkpoint::verify(root.path() / "step-00000001", checkpoint::Verification::content).empty());
 }
 
 TEST_CASE("the estimated memory holds the copies of an asynchronous save") {

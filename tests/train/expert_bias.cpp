@@ -140,7 +140,7 @@ TEST_CASE(
       for (int i = 0; i < 3; ++i) r.step();
       const test::SharedDirectory root;
       auto reader =
-          checkpoint::Reader::open(test::save_in(root.path(), r.runner), checkpoint::Depth::content);
+          checkpoint::Reader::open(test::save_in(root.path(), r.runner), checkpoint::Verification::content);
       const std::string name = "decoder.layers.1.mlp.router.expert_bias";
       REQUIRE(reader.find(name));
       CHECK(reader.find(name)->dtype == DType::f32);

@@ -15,8 +15,8 @@ using namespace capstan::train;
 using namespace capstan::checkpoint::test;
 using capstan::testing::losses_of;
 using capstan::testing::Report;
-using checkpoint::Depth;
 using checkpoint::FileSystem;
+using checkpoint::Verification;
 
 namespace {
 
@@ -67,18 +67,18 @@ const std::vector<double>& expected() {
 }
 
 void check_resume(const fs::path& run, const config::Config& config) {
-  const auto search = checkpoint::find_latest(run / "checkpoints", Depth::content);
+  const auto search = checkpoint::find_latest(run / "checkpoints", Verification::content);
   REQUIRE_MESSAGE(search.refused.empty(), search.refused.front().reason);
   const std::string error = train_in(run, config, true);
   REQUIRE_MESSAGE(error.empty(), error);
   REQUIRE(losses_of(run) == expected());
-  const auto after = checkpoint::find_latest(run / "checkpoints", Depth::content);
+  const auto after = checkpoint::find_latest(run / "checkpoints", Verification::content);
   REQUIRE(after.found);
   REQUIRE(after.found->step == 6);
   // No temporary files are left. A checkpoint that retention could not delete is still a valid checkpoint.
   for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
     REQUIRE_MESSAGE(entry.path().filename().string().starts_with("step-"), entry.path().string());
-    REQUIRE(checkpoint::verify(entry.path(), Depth::content).empty());
+    REQUIRE(checkpoint::verify(entry.path(), Verification::content).empty());
   }
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("the power fails at every operation of every save, unsynced writes are
         for (const auto& entry : fs::directory_iterator(root.path() / "run"))
           if (entry.path().filename() != "checkpoints") fs::copy(entry.path(), after);
         disk.materialize(after / "checkpoints", random);
-        const auto search = checkpoint::find_latest(after / "checkpoints", Depth::content);
+        const auto search = checkpoint::find_latest(after / "checkpoints", Verification::content);
         // A checkpoint that was reported as saved exists.
         REQUIRE((search.found ? search.found->step : 0) >= 2 * reported);
         check_resume(after, config);
@@ -176,7 +176,8 @@ TEST_CASE("a flipped bit in any file of a checkpoint: named, and the run resumes
       REQUIRE(said);
       REQUIRE(count_events(run, "checkpoint_refused") == 1);
       REQUIRE(losses_of(run) == expected());
-      REQUIRE(checkpoint::verify(run / "checkpoints/step-00000006", Depth::content).empty());  // saved anew
+      REQUIRE(checkpoint::verify(run / "checkpoints/step-00000006", Verification::content)
+                  .empty());  // saved anew
     }
 }
 
@@ -206,7 +207,7 @@ TEST_CASE(
     const TemporaryDirectory root;
     Report sink;
     sink.on_warning = [&](const std::string&) {
-      const auto search = checkpoint::find_latest(root.path() / "run/checkpoints", Depth::content);
+      const auto search = checkpoint::find_latest(root.path() / "run/checkpoints", Verification::content);
       CHECK(search.found);
       CHECK(search.found->step == 2);
       for (const auto& entry :
@@ -218,7 +219,7 @@ TEST_CASE(
     CHECK(sink.warnings.size() == 3);  // steps 4, 6 and 8
     for (const auto& text : sink.warnings) CHECK_MESSAGE(holds(text, "no space left on device"), text);
     CHECK(count_events(root.path() / "run", "save_failed") == 3);
-    CHECK(checkpoint::find_latest(root.path() / "run/checkpoints", Depth::content).found->step == 10);
+    CHECK(checkpoint::find_latest(root.path() / "run/checkpoints", Verification::content).found->step == 10);
   }
 }
 

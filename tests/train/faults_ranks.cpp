@@ -26,7 +26,7 @@ using capstan::test::error_of;
 using capstan::test::world;
 using capstan::testing::losses_of;
 using capstan::testing::Report;
-using checkpoint::Depth;
+using checkpoint::Verification;
 namespace fs = std::filesystem;
 
 namespace {
@@ -140,7 +140,7 @@ void check_failure(Shared& shared, const Saving& saving, FailingDisk::Mode mode,
     // all delete, which needs no space.)
     const bool space = mode == FailingDisk::Mode::full && n > saving.operations - 24;
     REQUIRE((error.find("injected") != std::string::npos || !report.warnings.empty() || space));
-    const auto search = checkpoint::find_latest(run / "checkpoints", Depth::content);
+    const auto search = checkpoint::find_latest(run / "checkpoints", Verification::content);
     REQUIRE_MESSAGE(search.refused.empty(), search.refused.front().reason);
   }
   world().communicator().barrier();
@@ -148,12 +148,12 @@ void check_failure(Shared& shared, const Saving& saving, FailingDisk::Mode mode,
   REQUIRE_MESSAGE(again.empty(), again);
   if (first) {
     REQUIRE(losses_of(run) == saving.expected);
-    const auto search = checkpoint::find_latest(run / "checkpoints", Depth::content);
+    const auto search = checkpoint::find_latest(run / "checkpoints", Verification::content);
     REQUIRE(search.found);
     REQUIRE(search.found->step == 2);
     for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
       REQUIRE_MESSAGE(entry.path().filename().string().starts_with("step-"), entry.path().string());
-      REQUIRE(checkpoint::verify(entry.path(), Depth::content).empty());
+      REQUIRE(checkpoint::verify(entry.path(), Verification::content).empty());
     }
     fs::remove_all(run);
   }

@@ -90,7 +90,7 @@ TEST_CASE("a resumed run with losses over the global batch has the same bits") {
   plan.root = comm::gather_texts(world().communicator(), here.path().string())[0];
   plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
   const auto directory = save_state(world(), plan, a.runner.state(), a.runner.store(), a.runner.optimizer());
-  auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
+  auto reader = checkpoint::Reader::open(directory, checkpoint::Verification::content);
   Running other(config);
   other.runner.state() = load_state(reader, other.runner.store(), &other.runner.optimizer());
   other.open_loader();

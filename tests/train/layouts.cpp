@@ -193,7 +193,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
 }
 using Tensors = std::map<std::string, std::vector<float>>;
 Tensors read_all(const fs::path& checkpoint) {
-  auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Depth::content);
+  auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Verification::content);
   Tensors tensors;
   for (const auto& [name, stored] : reader.manifest().tensors) {
     auto& values = tensors[name];

@@ -246,7 +246,7 @@ namespace {
 
 // Every tensor of a checkpoint, by name.
 std::map<std::string, std::vector<std::byte>> tensors_in(const std::filesystem::path& directory) {
-  auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
+  auto reader = checkpoint::Reader::open(directory, checkpoint::Verification::content);
   std::map<std::string, std::vector<std::byte>> tensors;
   for (const std::string& name : reader.names()) {
     const checkpoint::StoredTensor& stored = *reader.find(name);

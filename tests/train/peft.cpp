@@ -201,7 +201,7 @@ TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
     const auto recipe = recipe_of(c, 1, {});
     const Trained one = train_steps(c, world(), recipe, 1, scratch.path() / c.adapter / "one");
     CHECK(one.losses[0] == doctest::Approx(truth.get<float>("loss")[0]).epsilon(1e-5));
-    auto reader = checkpoint::Reader::open(one.checkpoint, checkpoint::Depth::content);
+    auto reader = checkpoint::Reader::open(one.checkpoint, checkpoint::Verification::content);
     Moments moments(reader);
     const config::ModelConfig& model = recipe.config.model;
     BaseModel base = BaseModel::open(base_of(c));
@@ -260,8 +260,8 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
         CHECK(many.losses[i] == doctest::Approx(one.losses[i]).epsilon(1e-5));
         CHECK(many.losses[i] == doctest::Approx(losses[i]).epsilon(1e-5));
       }
-      auto ours = checkpoint::Reader::open(many.checkpoint, checkpoint::Depth::content),
-           theirs = checkpoint::Reader::open(one.checkpoint, checkpoint::Depth::content);
+      auto ours = checkpoint::Reader::open(many.checkpoint, checkpoint::Verification::content),
+           theirs = checkpoint::Reader::open(one.checkpoint, checkpoint::Verification::content);
       // Read on one rank, saved again.
       StepRunner runner(recipe.config, *alone);
       runner.initialize();
@@ -274,7 +274,7 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
       fs::create_directories(plan.root);
       auto again = checkpoint::Reader::open(
           save_state(*alone, plan, runner.state(), runner.store(), runner.optimizer()),
-          checkpoint::Depth::content);
+          checkpoint::Verification::content);
       REQUIRE(again.names() == ours.names());
       REQUIRE(theirs.names() == ours.names());
       for (const std::string& name : ours.names()) {

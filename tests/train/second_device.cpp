@@ -126,7 +126,8 @@ class QueuedSlabDevice : public SlabDevice {
  public:
   QueuedSlabDevice() {
     launch_mode_ = LaunchMode::queue;
-    for (uint64_t seed = 0; seed < kQueues; ++seed) queues_.emplace_back(seed, CheckedQueue::HeldItems::some);
+    for (uint64_t seed = 0; seed < kQueues; ++seed)
+      queues_.emplace_back(seed, CheckedQueue::DelayedItems::some);
   }
   ~QueuedSlabDevice() override { QueuedSlabDevice::synchronize(); }
   bool queues_work() const override { return true; }
@@ -136,7 +137,7 @@ class QueuedSlabDevice : public SlabDevice {
   }
   void enqueue(Queue queue, std::function<void()> work) override { push(queue, std::move(work)); }
   Queue add_queue(AddedQueue, std::string) override {
-    queues_.emplace_back(queues_.size(), CheckedQueue::HeldItems::none);
+    queues_.emplace_back(queues_.size(), CheckedQueue::DelayedItems::none);
     return static_cast<Queue>(queues_.size() - 1);
   }
   void push(Queue queue, std::function<void()> work) { queue_of(queue).push(std::move(work)); }

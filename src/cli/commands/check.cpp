@@ -24,9 +24,9 @@ namespace {
 
 // Files that are missing or cannot be used are errors with --files, else notes; --files also looks at the
 // directories that the run writes. A missing file that only a recipe shipped with Capstan names gets no note:
-// the user may put data there. held_data: as for unusable_files().
+// the user may put data there. resident_data: as for unusable_files().
 std::vector<config::Diagnostic> add_missing_files(const Context& context, config::Resolution& resolution,
-                                                  int64_t& held_data) {
+                                                  int64_t& resident_data) {
   const bool files = context.args.has("files");
   const auto run_dir = context.args.value("run-dir");
   if (run_dir && !files)
@@ -34,7 +34,7 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   if (!resolution.ok()) return {};
   const config::Level level = files ? config::Level::error : config::Level::note;
   auto missing = missing_files(resolution, level);
-  for (const config::Diagnostic& one : unusable_files(resolution, level, held_data))
+  for (const config::Diagnostic& one : unusable_files(resolution, level, resident_data))
     resolution.diagnostics.push_back(one);
   const auto add = [&](const std::vector<config::Diagnostic>& found) {
     resolution.diagnostics.insert(resolution.diagnostics.end(), found.begin(), found.end());
@@ -111,8 +111,8 @@ int run_check(Context& context) {
   const std::string& recipe = context.args.word(0, "RECIPE");
   config::ShrunkFrom shrunk_from;
   config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context), &shrunk_from);
-  int64_t held_data = 0;
-  const std::vector<config::Diagnostic> files = add_missing_files(context, resolution, held_data);
+  int64_t resident_data = 0;
+  const std::vector<config::Diagnostic> files = add_missing_files(context, resolution, resident_data);
   const size_t errors = count(resolution.diagnostics, config::Level::error);
   const size_t warnings = count(resolution.diagnostics, config::Level::warning);
   std::vector<config::MissingFeature> missing;
@@ -127,8 +127,8 @@ int run_check(Context& context) {
   try {
     if (resolution.ok()) {
       train::refuse_missing_features(resolution.config);
-      if (!context.args.has("files")) held_data = train::data_bytes_under_limit(resolution.config);
-      train::check_memory_limit(resolution.config, held_data);
+      if (!context.args.has("files")) resident_data = train::data_bytes_under_limit(resolution.config);
+      train::check_memory_limit(resolution.config, resident_data);
     }
   } catch (const Error& error) {
     too_large = error.code() == ErrorCode::no_fit;

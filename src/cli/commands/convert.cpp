@@ -85,7 +85,7 @@ WriteResult convert_adapters(const std::string& from, const std::string& to,
                              const std::optional<std::string>& base) {
   const WriteResult written = train::write_peft_files(from, to.substr(kPeft.size()), base);
   const train::StoredRecipe run = train::stored_recipe(from, {}, 1);
-  warn_of_turn_end(checkpoint::Reader::open(run.checkpoint, checkpoint::Depth::structure),
+  warn_of_turn_end(checkpoint::Reader::open(run.checkpoint, checkpoint::Verification::structure),
                    run.resolution.config);
   return written;
 }
@@ -98,9 +98,9 @@ WriteResult convert_checkpoint(const Context& context, const std::string& from, 
              " MERGED`, then convert MERGED to " + to);
   if (!stored.resolution.ok()) {
     show_diagnostics(context, stored.resolution);
-    throw Exit{exit_code_of(ErrorCode::config)};
+    throw CommandExit{exit_code_of(ErrorCode::config)};
   }
-  auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
+  auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Verification::structure);
   const formats::ExportSource exported{&reader, stored.resolution.config.model,
                                        train::export_files(reader, stored.resolution.config)};
   const WriteResult written = write_external(context, exported, to);

@@ -127,7 +127,7 @@ int inspect_recipe(Context& context, const std::string& recipe, const std::optio
   request.overrides.insert(request.overrides.end(), args.overrides().begin(), args.overrides().end());
   const config::Resolution resolution = config::resolve(request);
   show_diagnostics(context, resolution);
-  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  if (!resolution.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   const config::DatasetConfig& dataset = resolution.config.dataset;
   if (dataset.kind != config::DatasetKind::sft) {
     std::string prefixes;

@@ -86,7 +86,7 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     config::Resolution resolution = config::resolve(request);
     if (resolution.ok()) return resolution;
     show_diagnostics(context, resolution);
-    throw Exit{exit_code_of(ErrorCode::config)};
+    throw CommandExit{exit_code_of(ErrorCode::config)};
   } catch (const Error& error) {
     const bool directory = std::filesystem::is_directory(name);
     if (stored || (error.code() != ErrorCode::not_found && !directory)) throw;

@@ -31,7 +31,7 @@ int run_merge(Context& context) {
   print_stderr("adapters of " + std::to_string(merged.layers) + " layers merged into " +
                merged.checkpoint.string() + "\n");
   if (adapters.run) {
-    const auto run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Depth::structure);
+    const auto run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Verification::structure);
     warn_of_turn_end(run, adapters.run->resolution.config);
   }
   return 0;

@@ -171,7 +171,7 @@ int new_of_directory(Context& context, const std::string& to, const std::string&
   config::Request request;
   request.recipe = to.find('/') == std::string::npos ? "./" + to : to;
   const config::Resolution resolution = config::resolve_text(text, request);
-  if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
+  if (!resolution.ok()) show_diagnostics(context, resolution), throw CommandExit{2};
   write_new(to, text);
   put(to + ": the model of " + directory + "; next: capstan train " + recipe_argument(to) + "\n");
   return 0;
@@ -185,12 +185,12 @@ int run_recipe_new(Context& context) {
   config::Request request;
   request.recipe = base;
   const config::Resolution resolution = config::resolve(request);
-  if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
+  if (!resolution.ok()) show_diagnostics(context, resolution), throw CommandExit{2};
   const std::string name = std::filesystem::path(to).stem().string();
   const std::string extends = config::yaml_text(extends_text(base, to));
   request.recipe = to.find('/') == std::string::npos ? "./" + to : to;
   const config::Resolution derived = config::resolve_text("extends: " + extends + "\n", request);
-  if (!derived.ok()) show_diagnostics(context, derived), throw Exit{2};
+  if (!derived.ok()) show_diagnostics(context, derived), throw CommandExit{2};
   write_new(to, "# What differs from the recipe `" + base +
                     "`. See: capstan help recipes, capstan explain SECTION\n"
                     "extends: " +

@@ -98,7 +98,7 @@ int run_recipe_trim(Context& context) {
   const config::Resolution resolution = config::resolve(request);
   if (!resolution.ok()) {
     show_diagnostics(context, resolution);
-    throw Exit{exit_code_of(ErrorCode::config)};
+    throw CommandExit{exit_code_of(ErrorCode::config)};
   }
   return finish(context, file, before, config::trim_recipe(as_path(file), before), "trimmed");
 }

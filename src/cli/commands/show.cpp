@@ -67,7 +67,7 @@ std::string pipeline_text(const config::Config& config) {
 
 // --grid, --schedule and --step, as many as were asked for, in this order.
 void show_layout(const Arguments& args, const config::Config& config, std::optional<int64_t> rank) {
-  const train::HeldData data = args.has("step") ? train::held_data(config) : train::HeldData();
+  const train::ResidentData data = args.has("step") ? train::resident_data(config) : train::ResidentData();
   std::string text;
   const auto add = [&](const char* flag, const auto& part) {
     if (args.has(flag)) text += (text.empty() ? "" : "\n") + part();

@@ -24,13 +24,13 @@ sweep::SweepOverrides overrides_of(const Context& context, std::string recipe) {
           context.args.integer("seed", 0)};
 }
 
-// Shows the diagnostics; throws Exit if there are errors.
+// Shows the diagnostics; throws CommandExit if there are errors.
 sweep::Definition accepted(const Context& context, sweep::ParsedDefinition reading) {
   config::Resolved shown;
   shown.sources = std::move(reading.sources);
   shown.diagnostics = std::move(reading.diagnostics);
   show_diagnostics(context, shown);
-  if (!shown.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  if (!shown.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   return std::move(reading.definition);
 }
 
@@ -116,10 +116,10 @@ int run_sweep_plan(Context& context) {
   if (sweep::is_sweep_file(what)) {
     definition = accepted(context, sweep::read_definition(what));
     const sweep::SweepOverrides more = overrides_of(context, definition.base);
-    if (!more.words.empty() || more.trials || more.seed)
+    if (!more.overrides.empty() || more.trials || more.seed)
       definition = accepted(context, sweep::extended(definition, more, false));
   } else {
-    definition = accepted(context, sweep::definition_from_words(overrides_of(context, what)));
+    definition = accepted(context, sweep::definition_from_overrides(overrides_of(context, what)));
   }
   const std::string directory = context.args.value("out").value_or("sweeps/" + definition.name);
   return finish_plan(context, definition, directory, [&](const sweep::ComposedPlan& planned) {

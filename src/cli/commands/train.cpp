@@ -93,7 +93,7 @@ int run_train(Context& context) {
   config::ShrunkFrom shrunk_from;
   const config::Resolution resolution = resolve_for_training(context, recipe, ranks, &shrunk_from);
   if (is_rank0 && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
-  if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
+  if (!resolution.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
   // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
   const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;

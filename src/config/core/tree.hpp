@@ -1,6 +1,6 @@
-// The located YAML tree: text as written, with locations of keys and values. Nothing is converted here;
-// what a text means is the field's business (convert.hpp). Built over yaml-cpp's event interface, behind own
-// budgets.
+// The located YAML tree: text as written, with locations of keys and values. Nothing is converted here:
+// convert.hpp converts a text by the type of its field. Built over yaml-cpp's event interface, with limits of
+// size and depth.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config);
 std::vector<int64_t> stage_ranks(std::optional<PipelineSchedule> schedule, int64_t ranks, int64_t chunks);
 std::vector<int64_t> stage_ranks(const DistConfig& dist);
 
-// The layout is unset, or says in full what the sizes say.
+// Whether `pipeline_model_parallel_layout` is unset or equals the split that the sizes give.
 bool layout_is_the_split(const Config& config);
 
 }  // namespace capstan::config

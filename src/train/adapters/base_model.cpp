@@ -19,7 +19,7 @@ BaseModel BaseModel::open_verified(const std::string& path) {
   if (config::is_external_model("model", path))
     base.external_ = formats::ExternalModel::open(path);
   else
-    base.reader_ = checkpoint::Reader::open(path, checkpoint::Depth::structure);
+    base.reader_ = checkpoint::Reader::open(path, checkpoint::Verification::structure);
   return base;
 }
 

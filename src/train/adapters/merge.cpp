@@ -228,7 +228,8 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   require_own_base(adapters, base.weights);
   const config::Config& config = base.recipe.resolution.config;
   std::optional<checkpoint::Reader> run;
-  if (adapters.run) run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Depth::structure);
+  if (adapters.run)
+    run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Verification::structure);
   const checkpoint::SaveInfo info = merged_info(run, base);
   if (std::filesystem::exists(root / checkpoint::step_directory_name(info.step)))
     fail(ErrorCode::failed,

@@ -50,7 +50,7 @@ WriteResult write_peft_files(const std::string& from, const std::filesystem::pat
   if (!config.peft)
     fail(ErrorCode::usage, "`" + from + "` holds a full model, not adapters",
          "convert it as a full model: capstan convert " + from + " hf:DIRECTORY");
-  auto reader = checkpoint::Reader::open(run.checkpoint, checkpoint::Depth::structure);
+  auto reader = checkpoint::Reader::open(run.checkpoint, checkpoint::Verification::structure);
   std::string named = base.value_or("");
   if (const auto& weights = config.checkpoint.pretrained_checkpoint; named.empty() && weights)
     named = weights->resolved;

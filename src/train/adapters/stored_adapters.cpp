@@ -90,7 +90,7 @@ StoredAdapters open_adapters(const std::string& name, BaseModel& base, const con
   result.name = "`" + name + "`";
   result.run = recipe_of_run(name, {});
   result.peft = *result.run->resolution.config.peft;
-  auto reader = checkpoint::Reader::open(result.run->checkpoint, checkpoint::Depth::structure);
+  auto reader = checkpoint::Reader::open(result.run->checkpoint, checkpoint::Verification::structure);
   result.base_hash = stored_base_hash(reader);
   result.tensors = std::make_unique<checkpoint::Reader>(std::move(reader));
   return result;

@@ -81,8 +81,8 @@ std::vector<float> values_of(checkpoint::Reader& reader, const std::string& name
 }
 
 std::vector<TensorDifference> compare_tensors(const fs::path& a, const fs::path& b) {
-  auto first = checkpoint::Reader::open(a, checkpoint::Depth::content);
-  auto second = checkpoint::Reader::open(b, checkpoint::Depth::content);
+  auto first = checkpoint::Reader::open(a, checkpoint::Verification::content);
+  auto second = checkpoint::Reader::open(b, checkpoint::Verification::content);
   std::vector<TensorDifference> differences;
   for (const auto& [name, stored] : first.manifest().tensors) {
     const checkpoint::StoredTensor* other = second.find(name);

@@ -143,7 +143,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   if (tokenizer_ && adapters && adapters->run)
     require_adapter_tokenizer(
         config_, *tokenizer_,
-        checkpoint::Reader::open(adapters->run->checkpoint, checkpoint::Depth::structure), adapter);
+        checkpoint::Reader::open(adapters->run->checkpoint, checkpoint::Verification::structure), adapter);
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world));
   choose_tf32(*device_, config.mixed_precision);

@@ -487,7 +487,7 @@ std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const 
   int64_t step = 0;
   comm::run_collectively(world.communicator(), "looking for checkpoints", [&] {
     if (world.rank() != 0) return;
-    const auto search = checkpoint::find_latest(root, checkpoint::Depth::content);
+    const auto search = checkpoint::find_latest(root, checkpoint::Verification::content);
     for (const auto& bad : search.refused)
       refused.push_back(bad.checkpoint.path.filename().string() + ": " + bad.reason);
     if (search.found) found = search.found->path.string(), step = search.found->step;

@@ -56,7 +56,7 @@ void require_own_checkpoints(const config::Config& config, const std::string& ru
   for (const auto& one : checkpoint::list_checkpoints(path)) {
     std::string id;
     try {
-      id = checkpoint::Reader::open(one.path, checkpoint::Depth::structure).info().run_id;
+      id = checkpoint::Reader::open(one.path, checkpoint::Verification::structure).info().run_id;
     } catch (const Error&) {
       // The run of a damaged checkpoint is unknown.
     }

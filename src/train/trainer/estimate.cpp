@@ -179,14 +179,14 @@ int64_t StepEstimate::launches() const {
   return std::accumulate(launches_by_queue.begin(), launches_by_queue.end(), int64_t{0});
 }
 
-MemoryUse with_held_data(MemoryUse use, int64_t bytes) {
+MemoryUse with_resident_data(MemoryUse use, int64_t bytes) {
   use.now += bytes, use.peak += bytes, use.reserved += bytes;
   use.now_by_category[static_cast<size_t>(MemoryCategory::data)] += bytes;
   use.peak_by_category[static_cast<size_t>(MemoryCategory::data)] += bytes;
   return use;
 }
 
-StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data,
+StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t resident_data,
                            std::optional<Transport> transport) {
   if (!transport) transport = planned_transport(config);
   MetaTrainer trainer(config, rank, local_ranks, *transport);
@@ -214,10 +214,10 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   estimate.copied_to_host = counts.copied_to_host + trainer.bytes_read_by_host();
   estimate.flops = cost.flops / static_cast<double>(more);
   estimate.executed_flops = cost.executed / static_cast<double>(more);
-  estimate.held_data = held_data;
+  estimate.resident_data = resident_data;
   MemoryUse& host =
       backend_of(config.train.device).shares_host_memory ? estimate.memory : estimate.host_memory;
-  host = with_held_data(host, held_data);
+  host = with_resident_data(host, resident_data);
   return estimate;
 }
 

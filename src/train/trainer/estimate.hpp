@@ -23,7 +23,7 @@ struct StepEstimate {
   // has one kind.
   MemoryUse memory, host_memory;
   // Bytes of data that the host holds in addition to the loader's; included in the memory above.
-  int64_t held_data = 0;
+  int64_t resident_data = 0;
   // Bytes that this rank sends in a step, by group.
   std::map<std::string, int64_t> sent;
   // Kernels that this rank launches in a step, by queue, and all of them.
@@ -35,13 +35,13 @@ struct StepEstimate {
   int64_t copied_to_device = 0, copied_to_host = 0;
 };
 // Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
-// number of ranks on its host, over which the cores are divided if train.threads is not set. held_data: bytes
-// of data and of their indices that the host holds (train::held_data()). transport: nullopt for
+// number of ranks on its host, over which the cores are divided if train.threads is not set. resident_data: bytes
+// of data and of their indices that the host holds (train::resident_data()). transport: nullopt for
 // planned_transport().
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
-                           int64_t held_data = 0, std::optional<Transport> transport = std::nullopt);
+                           int64_t resident_data = 0, std::optional<Transport> transport = std::nullopt);
 
 // Adds bytes of data that the host holds for the full run.
-MemoryUse with_held_data(MemoryUse use, int64_t bytes);
+MemoryUse with_resident_data(MemoryUse use, int64_t bytes);
 
 }  // namespace capstan::train

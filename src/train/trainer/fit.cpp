@@ -214,7 +214,7 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int6
   const auto steps_of = [&](const config::Config& asked) {
     RankSteps steps;
     for (const int64_t r : all_stages ? pipeline_ranks(asked) : std::vector{rank})
-      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.held_data, estimate.transport));
+      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.resident_data, estimate.transport));
     return steps;
   };
   const RankSteps steps = all_stages ? steps_of(config) : RankSteps{{rank, estimate}};
@@ -236,10 +236,10 @@ int ranks_on_one_host(const config::Config& config) {
   return static_cast<int>(std::min<int64_t>(config.dist.world_size, 1 << 20));
 }
 
-void check_memory_limit(const config::Config& config, int64_t held_data) {
+void check_memory_limit(const config::Config& config, int64_t resident_data) {
   if (!has_limit(config)) return;
   const int local_ranks = ranks_on_one_host(config);
-  check_fits(config, estimate_step(config, 0, local_ranks, held_data), 0, local_ranks);
+  check_fits(config, estimate_step(config, 0, local_ranks, resident_data), 0, local_ranks);
 }
 
 }  // namespace capstan::train

@@ -40,8 +40,8 @@ std::string memory_text(const MemoryUse& use);
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
 // check_fits() for a recipe whose ranks are not running, if it has a memory limit, so that `check` and
-// `show --step` refuse the same recipes as `train --nproc`. held_data: as for estimate_step().
-void check_memory_limit(const config::Config& config, int64_t held_data = 0);
+// `show --step` refuse the same recipes as `train --nproc`. resident_data: as for estimate_step().
+void check_memory_limit(const config::Config& config, int64_t resident_data = 0);
 // The number of ranks in the recipe's world as if one host ran all of them. The cores are divided among them.
 int ranks_on_one_host(const config::Config& config);
 

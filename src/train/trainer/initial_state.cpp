@@ -42,7 +42,8 @@ class InitialStateLoader {
     state_.schedule = schedule_of(config_, options_.recipe);
     const auto own = options_.resume == Resume::no ? std::nullopt : find_own_checkpoint();
     if (own) {
-      resume_from(checkpoint::Reader::open(own->path, checkpoint::Depth::structure), CheckpointOf::this_run);
+      resume_from(checkpoint::Reader::open(own->path, checkpoint::Verification::structure),
+                  CheckpointOf::this_run);
     } else if (config_.checkpoint.load) {
       resume_from(open_given_checkpoint(config_.checkpoint), CheckpointOf::other_run);
     } else {
@@ -203,7 +204,7 @@ checkpoint::Reader open_given_checkpoint(const config::CheckpointConfig& config)
   const fs::path load = config.load->resolved;
   if (!config.ckpt_step)
     return checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(load)).path,
-                                    checkpoint::Depth::structure);
+                                    checkpoint::Verification::structure);
   fs::path root = records::saved_in(load);
   if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
   const fs::path step = root / checkpoint::step_directory_name(*config.ckpt_step);
@@ -213,7 +214,7 @@ checkpoint::Reader open_given_checkpoint(const config::CheckpointConfig& config)
          "not found: checkpoint.ckpt_step = " + std::to_string(*config.ckpt_step) + " in `" + root.string() +
              "`",
          "leave checkpoint.ckpt_step out: the newest valid checkpoint is taken");
-  return checkpoint::Reader::open(step, checkpoint::Depth::content);
+  return checkpoint::Reader::open(step, checkpoint::Verification::content);
 }
 
 InitialState start_or_resume(const config::Config& config, comm::World& world, const RunOptions& options,

@@ -94,7 +94,7 @@ class MissingFileSearch {
     std::error_code unknown;
     const auto [scheme, hub_name] = config::split_scheme(name);
     const std::string download = scheme == "hf:" ? download_help(hub_name, HubKind::dataset) : std::string();
-    add(field, name, near_paths_help(near_paths(name, resolved, NamedThing::dataset_prefix)),
+    add(field, name, near_paths_help(near_paths(name, resolved, MissingKind::dataset_prefix)),
         !download.empty() ? download + " to `capstan data prepare`"
         : fs::is_regular_file(resolved, unknown)
             ? "it takes the prefix of a prepared dataset: capstan data prepare " + name
@@ -292,7 +292,7 @@ class InputProbe {
                     [&](Warnings& warnings) { base = check_pretrained(opened, usable, warnings); }) &&
         opened.peft && opened.peft->adapter && !c.load)
       attempt("peft.adapter", "", [&] { check_adapter(opened, base); });
-    if (data) result.held_data = data->bytes_in_memory();
+    if (data) result.resident_data = data->bytes_in_memory();
     return result;
   }
 

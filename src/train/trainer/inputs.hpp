@@ -29,7 +29,7 @@ std::vector<MissingFile> missing_files(const config::Config& config, bool resume
 
 struct OpenedFiles {
   // RunData::bytes_in_memory() of the data.
-  int64_t held_data = 0;
+  int64_t resident_data = 0;
   // The warnings with which a run of the recipe would begin; `help` is empty.
   std::vector<MissingFile> warnings;
 };

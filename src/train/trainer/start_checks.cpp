@@ -90,7 +90,7 @@ RunData open_data(config::Config& config, Warnings* warnings) {
   return data;
 }
 
-HeldData held_data(const config::Config& config) {
+ResidentData resident_data(const config::Config& config) {
   const config::DatasetConfig& d = config.dataset;
   if (d.kind == config::DatasetKind::mock) return {};
   config::Config opened = config;
@@ -110,7 +110,7 @@ HeldData held_data(const config::Config& config) {
 
 int64_t data_bytes_under_limit(const config::Config& config) {
   const config::ResilienceConfig& limits = config.resilience;
-  return limits.memory_limit || limits.memory_limit_host ? held_data(config).bytes : 0;
+  return limits.memory_limit || limits.memory_limit_host ? resident_data(config).bytes : 0;
 }
 
 void check_load(const config::Config& config, const RunOptions& options, const RunData* data,

@@ -18,16 +18,16 @@ using Warnings = std::vector<std::string>;
 // passes over them.
 RunData open_data(config::Config& config, Warnings* warnings = nullptr);
 
-struct HeldData {
-  // Bytes of data and of their indices that a run holds in memory, for `held_data` of estimates.
+struct ResidentData {
+  // Bytes of data and of their indices that a run holds in memory, for `resident_data` of estimates.
   int64_t bytes = 0;
   // Data that `bytes` leaves out because it cannot be opened, with the reason; empty: none.
   std::string left_out;
 };
 // Opens the data of a run: tokenizes fine-tuning data, builds the indices of Megatron's order. Writes
 // nothing.
-HeldData held_data(const config::Config& config);
-// held_data().bytes if the recipe sets a memory limit; else 0, and nothing is opened.
+ResidentData resident_data(const config::Config& config);
+// resident_data().bytes if the recipe sets a memory limit; else 0, and nothing is opened.
 int64_t data_bytes_under_limit(const config::Config& config);
 
 // Checks recipe, schedule, samples, tokenizer and shapes against checkpoint.load. data: null if it cannot be

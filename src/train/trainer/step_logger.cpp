@@ -99,7 +99,7 @@ bool PeakThroughput::reached(double flops_per_second) {
 }
 
 void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
-  held_data_ = estimate.held_data;
+  resident_data_ = estimate.resident_data;
   const double flops_per_step = estimate.flops * static_cast<double>(runner_.micro_batches());
   flops_per_sample_ = comm::all_reduce(world_.communicator(), flops_per_step) /
                       static_cast<double>(runner_.global_batch_size());
@@ -216,8 +216,8 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
 }
 
 MemoryUse StepLogger::memory() const {
-  return with_held_data(runner_.device().memory(),
-                        backend_of(config_.train.device).shares_host_memory ? held_data_ : 0);
+  return with_resident_data(runner_.device().memory(),
+                            backend_of(config_.train.device).shares_host_memory ? resident_data_ : 0);
 }
 
 // Logs the memory that the allocator reserved in the first step, and later growth.

@@ -98,8 +98,8 @@ class StepLogger {
   RunRecorder& recorder_;
   RunLog& log_;
   int64_t total_steps_, first_step_;
-  // StepEstimate::held_data.
-  int64_t held_data_ = 0;
+  // StepEstimate::resident_data.
+  int64_t resident_data_ = 0;
   // Requests to the system for memory up to the last step.
   int64_t memory_requests_ = 0;
   // Peak GEMM throughput of this rank, and the value that the log has named last.

@@ -301,7 +301,7 @@ bool Trainer::rewind(StepResult& result) {
   }
   runner_->consume_batch();
   const TrainState at_spike = state;
-  auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
+  auto reader = checkpoint::Reader::open(found->path, checkpoint::Verification::structure);
   state = load_state(reader, runner_->store(), &runner_->optimizer());
   // The data continues after the batch of the spike. The batches between the checkpoint and the spike are not
   // used again.

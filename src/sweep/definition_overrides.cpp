@@ -78,9 +78,9 @@ class OverrideReader {
  public:
   OverrideReader(ParsedDefinition& out, bool planned) : out_(out), d_(out.definition), planned_(planned) {}
 
-  void read(const std::vector<config::Override>& words) {
+  void read(const std::vector<config::Override>& overrides) {
     out_.sources.push_back({config::Source::Kind::cli, "<cli>", "", ""});
-    for (const config::Override& word : words) {
+    for (const config::Override& word : overrides) {
       std::string line = word.text;
       std::replace(line.begin(), line.end(), '\n', ' ');
       out_.sources[0].text += line + "\n";
@@ -319,9 +319,10 @@ std::string yaml_of(Definition d, bool write_method) {
   return out;
 }
 
-ParsedDefinition parse_again(ParsedDefinition words, bool write_method) {
-  if (!words.ok()) return words;
-  return read_definition_text(yaml_of(words.definition, write_method), words.definition.directory, "<sweep>");
+ParsedDefinition parse_again(ParsedDefinition reading, bool write_method) {
+  if (!reading.ok()) return reading;
+  return read_definition_text(yaml_of(reading.definition, write_method), reading.definition.directory,
+                              "<sweep>");
 }
 
 }  // namespace
@@ -330,7 +331,7 @@ std::string to_yaml(const Definition& definition) {
   return yaml_of(definition, true);
 }
 
-ParsedDefinition definition_from_words(const SweepOverrides& given) {
+ParsedDefinition definition_from_overrides(const SweepOverrides& given) {
   ParsedDefinition reading;
   Definition& d = reading.definition;
   std::error_code ignored;
@@ -339,7 +340,7 @@ ParsedDefinition definition_from_words(const SweepOverrides& given) {
   d.name = fs::path(given.recipe).stem().string();
   d.trials = given.trials;
   d.seed = given.seed.value_or(0);
-  OverrideReader(reading, false).read(given.words);
+  OverrideReader(reading, false).read(given.overrides);
   if (reading.ok() && d.axes.empty() && d.seeds.empty()) {
     if (!fs::exists(given.recipe, ignored) && fs::path(given.recipe).extension().string().starts_with(".y"))
       fail(ErrorCode::not_found, not_found_text("sweep file", given.recipe),
@@ -364,7 +365,7 @@ ParsedDefinition extended(const Definition& before, const SweepOverrides& more, 
   reading.definition = before;
   if (more.trials) reading.definition.trials = more.trials;
   if (more.seed) reading.definition.seed = *more.seed;
-  OverrideReader(reading, planned).read(more.words);
+  OverrideReader(reading, planned).read(more.overrides);
   return parse_again(std::move(reading), true);
 }
 
