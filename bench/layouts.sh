@@ -4,7 +4,7 @@
 #
 #   bench/layouts.sh [RECIPE] [RANKS] [OVERRIDES…]     default: gpt2-124m 8
 #
-# Each row is `capstan show RECIPE … --ranks N --step`: the trainer's own step on the meta device.
+# Each row is `capstan show RECIPE … --ranks N --step`: a step on the `meta` device.
 # CAPSTAN=PROGRAM names another one.
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac

@@ -163,6 +163,7 @@ std::string hex(uint64_t value) {
 }
 
 std::string fixed(double value, int digits) {
+  if (std::isnan(value)) return "nan";  // without the sign that printf would write
   // A fixed notation of 1e308 has 309 digits.
   std::array<char, 400> text;
   std::snprintf(text.data(), text.size(), "%.*f", digits, value);

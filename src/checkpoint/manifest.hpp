@@ -82,8 +82,8 @@ Manifest parse_manifest(std::string_view text, const std::string& file);
 // Appends the self-hash to a body without one. Public for tests and fuzzing.
 std::string append_manifest_hash(std::string body);
 
-// One rank's entries of the manifest, as text that the trainer sends to rank 0. `from_text` checks like
-// parse_manifest.
+// One rank's entries of the manifest, as text that the trainer sends to rank 0. parse_rank_manifest()
+// checks like parse_manifest().
 struct RankManifest {
   int64_t step = 0;
   int64_t rank = 0;

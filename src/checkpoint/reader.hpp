@@ -40,7 +40,7 @@ class Reader final : public TensorSource {
   // manifest is ErrorCode::format.
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
-  // A file other than the shards (state.json, recipe.yaml, tokenizer.json). Every verification checks its hash.
+  // A file other than the shards (state.json, recipe.yaml, tokenizer.json). Its hash is always verified.
   bool has_file(std::string_view file_name) const;
   std::string read_text(std::string_view file_name) const;
 

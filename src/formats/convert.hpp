@@ -71,10 +71,10 @@ struct HfOptions {
 WriteResult write_hf(const ExportSource& from, const std::filesystem::path& to,
                      const HfOptions& options = {});
 
+enum class GgufType : uint8_t { f32, f16, bf16, q8_0 };
 // Writes one file. ErrorCode::usage where it exists; ::unsupported for a model or tokenizer that no GGUF
 // architecture supports, with the differing fields, and for values that the type cannot represent, with the
 // tensor.
-enum class GgufType : uint8_t { f32, f16, bf16, q8_0 };
 WriteResult write_gguf(const ExportSource& from, const std::filesystem::path& to, GgufType type);
 
 }  // namespace capstan::formats

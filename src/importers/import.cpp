@@ -123,7 +123,7 @@ Node parse(const std::vector<config::Source>& sources) {
   std::vector<config::Diagnostic> problems;
   auto tree = config::parse_yaml(0, sources, problems);
   if (!tree || config::count(problems, config::Level::error) > 0) {
-    std::string text = "`" + sources[0].name + "` cannot be read";
+    std::string text = "`" + sources[0].name + "` cannot be read as a configuration of another trainer";
     for (const config::Diagnostic& problem : problems)
       text += "\n" + config::render(problem, sources, {config::DiagnosticFormat::compact, false});
     while (text.ends_with('\n')) text.pop_back();

@@ -172,7 +172,7 @@ bool take_seed(Reader& reader, std::string_view key);
 // Takes the key `tf32`, which has an effect on GEMMs of fp32 only.
 void take_tf32(Reader& reader, bool computes_in_fp32);
 // Takes the coefficient of Megatron's load-balancing loss. Megatron divides that of global_aux_loss by its
-// data-parallel size, Capstan does not. data_parallel_size: nullopt where the file does not tell; the
+// data-parallel size, Capstan does not. data_parallel_size: nullopt where the file does not give it; the
 // coefficient is then listed as assumed too.
 void take_balance_coefficient(Reader& reader, std::string_view key,
                               std::optional<int64_t> data_parallel_size);

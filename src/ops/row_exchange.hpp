@@ -1,7 +1,7 @@
 // Exchanges of matrix rows between the ranks of a group, whose numbers of rows may differ. Every rank of the
 // group calls the same operations in the same order. Counts have one element for each rank of the group, and
 // rows lie in the order of these ranks. The count that rank A sends to rank B equals the count that B
-// receives from A (exchange_counts() tells each rank what it will receive); two ranks with a count of 0
+// receives from A (exchange_counts() gives each rank what it will receive); two ranks with a count of 0
 // transfer nothing.
 #pragma once
 

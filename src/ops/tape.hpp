@@ -218,9 +218,9 @@ class Tape {
 
   std::vector<Var> record(Record record);
 
+  using Body = std::function<std::vector<Var>(Tape&, std::span<const Var>)>;
   // Runs `body` without recording it, and again (recorded) when its gradient is needed. `body` must depend on
   // its arguments, parameters and captured constants only.
-  using Body = std::function<std::vector<Var>(Tape&, std::span<const Var>)>;
   std::vector<Var> recompute(const std::string& name, std::vector<Var> inputs, Body body);
   // Ends a layer, or a region of layers: the operations recorded since the end of the one before. offloads:
   // its saved tensors are moved to host memory (StepContext::offload) and fetched one layer ahead of the

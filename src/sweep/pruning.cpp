@@ -21,7 +21,7 @@ size_t rank_among(double value, const std::vector<double>& others, const Metric&
   }));
 }
 
-// The first value of a curve that is not finite or hopeless.
+// The first value of a curve that is not finite, or worse than `stop.worse_than`.
 std::optional<PruningDecision> Pruning::bad_value(const std::vector<CurvePoint>& curve) const {
   const Definition& d = store_.plan().definition;
   for (const CurvePoint& point : curve) {

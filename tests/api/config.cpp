@@ -70,7 +70,7 @@ TEST_CASE("mistakes are reported with their location, all at once, as text and a
   CHECK(alone.diagnostics().empty());
 }
 
-TEST_CASE("what cannot be read or found is an error with a code and a way out") {
+TEST_CASE("unreadable and missing files are errors with a code and a help text") {
   CHECK(code_of([] { Config::resolve("no/such/recipe.yaml"); }) == ErrorCode::not_found);
   CHECK(code_of([] { Config::resolve("quikstart"); }) == ErrorCode::not_found);
   const Config config = Config::resolve("quickstart");

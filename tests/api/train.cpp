@@ -222,7 +222,7 @@ TEST_CASE("signal handlers stay those of the program unless it asks otherwise") 
   ::sigaction(SIGTERM, &before, nullptr);
 }
 
-TEST_CASE("what train refuses") {
+TEST_CASE("inputs that train refuses") {
   const int ranks = launched_world().size;
   // Before the world is joined: these leave the ranks in step.
   CHECK(error_of([&] {

@@ -160,7 +160,7 @@ TEST_CASE("a noun follows its count: one has no s, and zero and negative counts 
   CHECK(counted(4, "micro-batch") == "4 micro-batches");
 }
 
-TEST_CASE("what is quoted for a shell comes back from one as it was") {
+TEST_CASE("a text quoted for a shell comes back from one unchanged") {
   for (const std::string word : {"plain", "/a/b-c_d.e:f,g@h%i+j=k", "", " ", "it's", "''", "a\nb", "$HOME",
                                  "*", "`id`", "\\", "\"", "~", "ü", "a;b", "#"}) {
     CAPTURE(word);
@@ -231,7 +231,7 @@ TEST_CASE("files: durable write, refusal of directories and of what is too large
   std::filesystem::remove_all(directory);
 }
 
-TEST_CASE("what is not there is named with what is near, written as the name was") {
+TEST_CASE("a missing file is named with near names, written as the name was") {
   const test::TemporaryDirectory directory;
   namespace fs = std::filesystem;
   fs::create_directories(directory.path() / "data/more");
@@ -320,7 +320,7 @@ TEST_CASE("a name of the Hub comes with the command that downloads it") {
     CHECK_MESSAGE(download_help(name).empty(), name);
 }
 
-TEST_CASE("what a download leaves in place of a file is called what it is") {
+TEST_CASE("files that a failed download leaves are named as such") {
   const auto of = [](std::string_view content) {
     return test::error_of([&] { refuse_placeholder(content, "m.safetensors"); });
   };
@@ -347,7 +347,7 @@ TEST_CASE("what a download leaves in place of a file is called what it is") {
   CHECK(pages.note() == "`b.html.gz` and 2 other files are HTML pages; their markup is part of the text");
 }
 
-TEST_CASE("what is no stored file is called what it is, by path and where it is read") {
+TEST_CASE("paths that are no stored files are named as such, by path and where they are read") {
   namespace fs = std::filesystem;
   const test::TemporaryDirectory directory;
   const fs::path pipe = directory.path() / "pipe", file = directory.path() / "file";

@@ -165,7 +165,7 @@ TEST_CASE("bytes may be produced when they are written") {
     CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
 }
 
-TEST_CASE("regions are values_of into rows of at most so many bytes") {
+TEST_CASE("row_slabs divides a region into slabs of rows of at most so many bytes") {
   const Region where{{10, 3}, {7, 5}};
   CHECK(row_slabs(where, DType::f32, 1 << 20) == std::vector{where});
   const auto slabs = row_slabs(where, DType::f32, 2 * 5 * 4 + 1);
@@ -178,7 +178,7 @@ TEST_CASE("regions are values_of into rows of at most so many bytes") {
   CHECK(row_slabs(Region{{0, 0}, {5, 0}}, DType::f32, 1).size() == 1);
 }
 
-TEST_CASE("tensors larger than a piece are read and written in pieces") {
+TEST_CASE("tensors larger than a chunk are read and written in chunks") {
   const TemporaryDirectory root;
   const Shape shape{5000, 1000};  // 20 MB
   const auto values = ramp(shape);

@@ -511,7 +511,7 @@ TEST_CASE("show --grid, --schedule and --step in one call") {
   CHECK(run({"show", "quickstart", "model", "--grid"}).code == 2);
 }
 
-TEST_CASE("what a shipped recipe sets and a choice of another kind drops is no note") {
+TEST_CASE("no note for values of a shipped recipe that another choice drops") {
   const ScratchDirectory scratch;
   scratch.write("my.yaml", "extends: quickstart\ndataset: mock\ntokenizer: none\n");
   for (const std::string recipe : {"quickstart", "llama3-8b-sft", "llama3-8b-lora", "my.yaml"}) {

@@ -365,7 +365,7 @@ TEST_CASE("merged adapters keep the run's lengths, template and tokenizer") {
   }
 }
 
-TEST_CASE("what is not there, and what is something else, is said in one way") {
+TEST_CASE("missing files, and files of another kind, are reported in one way") {
   const Home home;
   fs::copy(kFamilies + "smollm2", home.file("smol"), fs::copy_options::recursive);
   home.write("text.txt", "the thin cat\n");

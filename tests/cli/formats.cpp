@@ -109,7 +109,7 @@ TEST_CASE("a run starts from hf: weights, and its checkpoint goes back to Transf
         read_text(kHere + "families/smollm2/generation_config.json"));
 }
 
-TEST_CASE("what convert refuses") {
+TEST_CASE("inputs that convert refuses") {
   ScratchDirectory home;
   CHECK(run({"convert", "a", "b"}).code == 2);
   CHECK(run({"convert", kSmolModel, home.path()}).code == 2);

@@ -261,7 +261,7 @@ TEST_CASE("a base that is not there is named with its field and near names") {
   home.refused({"merge", "tuned", "x"}, "--base CHECKPOINT|RUN|hf:DIR");
 }
 
-TEST_CASE("what is wrong with an adapter is said, and nothing in it is run") {
+TEST_CASE("errors in an adapter are reported, and nothing in it is run") {
   const Home home;
   const auto copy = [&](const std::string& name) {
     fs::copy(kAdapter, home.file(name));

@@ -416,7 +416,7 @@ TEST_CASE("a trial that a dead host holds is waited for; one that lives is left 
   CHECK(contains(taken.err, "1 done"));
 }
 
-TEST_CASE("what became of a trial's directory does not stop the others") {
+TEST_CASE("a damaged directory of one trial does not stop the others") {
   const ScratchDirectory scratch;
   REQUIRE(plan(scratch, "s", 4, {"optimizer.lr=1e-3,2e-3,3e-3"}).code == 0);
   const auto trials = results_of(scratch, "s");

@@ -399,7 +399,7 @@ TEST_CASE("through host memory too, an all-gather in place leaves this rank's pa
   }
 }
 
-TEST_CASE("what a batch brings is there for kernels that wait for it") {
+TEST_CASE("received data of a batch are there for kernels that wait for it") {
   Communicator& group = world().communicator();
   if (group.size() != 2) return;
   const auto device = make_checked_device(kernels::cpu_table(), 1, {.patient = true});

@@ -85,7 +85,7 @@ TEST_CASE("each launcher's variables name the rank") {
   CHECK(launched({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}).source == "Open MPI");
 }
 
-TEST_CASE("what is no launch") {
+TEST_CASE("environments that are not a launch") {
   // A shell of salloc, a batch script, a step of one task, a notebook.
   CHECK(launched({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}}).size == 1);
   CHECK(launched(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})).size == 1);

@@ -75,7 +75,7 @@ class NotingCommunicator final : public Communicator {
 
 }  // namespace
 
-TEST_CASE("who is to blame") {
+TEST_CASE("the rank that failed is named") {
   using enum RankState;
   // Work goes on: no rank waits for long, however long another computes.
   CHECK(found_in({status(0, working, 100), status(1, working, 100)}).empty());
@@ -119,7 +119,7 @@ TEST_CASE("who is to blame") {
               "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
-TEST_CASE("who is to blame where devices wait for each other without the host") {
+TEST_CASE("the rank that failed is named where devices wait for each other without the host") {
   using enum RankState;
   // The host works, the device is in a batch since so many seconds; 0: it is in none.
   const auto with_batch = [](int rank, double seconds, int64_t begun, const std::string& group = "dp") {

@@ -139,7 +139,7 @@ TEST_CASE("mistakes with a message of their own") {
   CHECK(w.text("name: x\n", {"optimizer.lr", "=", "1"}).diagnostics.size() == 1);
 }
 
-TEST_CASE("what an operator means for each type of target") {
+TEST_CASE("the meaning of an operator for each type of target") {
   const Workspace w;
   const auto run = [&](const std::vector<std::string>& overrides) {
     return w.text(

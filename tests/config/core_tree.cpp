@@ -178,7 +178,7 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
   CHECK(parse_text(std::string("a: b\0c\n", 7)).message() == "control character U+0000");
 }
 
-TEST_CASE("what stands together is accepted") {
+TEST_CASE("fields that may stand together are accepted") {
   for (const char* text :
        {"a: !!str 5\n", "a: !!int 5\n", "a: ! x\n", "a: |\n  [[[[\n  \tx: \"\nb: 1\n", "a: >-\n  don't {\n",
         "a: x # [ ' {\nb: don't\n", "a: 'it''s [ not open'\nb: \"\\\" [\"\n", "a: [\n\t1, 2]\n",

@@ -191,7 +191,7 @@ TEST_CASE("`models` of a recipe: presets of `model` with the keys that hold for 
     CHECK_MESSAGE(problems(with(wrong)).find("`models` ") != std::string::npos, wrong);
 }
 
-TEST_CASE("what recipes share is found by its name and not listed") {
+TEST_CASE("shared parts of recipes are found by name and not listed") {
   for (const char* name : {"_pretrain", "_sft", "_lora"}) {
     CHECK(Library::standard().recipe(name));
     for (const auto& entry : Library::standard().recipes()) CHECK(entry.name != name);

@@ -276,7 +276,7 @@ TEST_CASE("stages hold every layer exactly once, however they are split") {
   CHECK(checked > 50);
 }
 
-TEST_CASE("what data a recipe names") {
+TEST_CASE("the data that a recipe names") {
   Config c =
       bench_config({"dataset.kind=gpt", "dataset.data_path=[0.3, a, 0.7, /b/c]", "dataset.split=\"8,1,1\""});
   auto sources = data_sources(c.dataset);

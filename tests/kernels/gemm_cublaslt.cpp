@@ -234,7 +234,7 @@ TEST_CASE("batches and groups of codes with scales") {
       }
 }
 
-TEST_CASE("what a GPU's tensor cores do not multiply is refused by name") {
+TEST_CASE("operands that a GPU's tensor cores do not multiply are refused by name") {
   const auto contains = [](const std::string& text, const char* part) {
     INFO(text, " / ", part);
     CHECK(text.find(part) != std::string::npos);

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -17,6 +18,7 @@
 #include "base/thread_pool.hpp"
 #include "kernels/table.hpp"
 #include "tests/kernels/reference.hpp"
+#include "tests/kernels/workspace_memory.hpp"
 #include "tests/support/sanitized.hpp"
 
 namespace capstan::testing {
@@ -141,14 +143,19 @@ class Array {
   Bytes bytes_;
 };
 
+// What the workspace of a launch holds before it: NaNs (each byte 0xff), or zeros.
+enum class Contents : unsigned char { zeros = 0, nans = 0xff };
+
 // The launch of a kernel: threads, and a workspace of `bytes`, with sentinel bytes after it. Fails the test
 // if a kernel reports an error and the test does not take it.
 class Launch {
  public:
-  explicit Launch(int threads, size_t bytes = workspace_bytes())
-      : pool_(threads), bytes_(bytes), memory_(take_memory(bytes + kSentinels)) {
-    spoil(0xff);
-    std::memset(memory_.data() + bytes, kSentinel, kSentinels);
+  explicit Launch(int threads, size_t bytes = workspace_bytes(), Contents contents = Contents::nans)
+      : pool_(threads),
+        bytes_(bytes),
+        contents_(contents),
+        memory_(take_memory(bytes + kSentinels, contents)) {
+    reset();
     context_ = {&pool_, nullptr, {reinterpret_cast<std::byte*>(memory_.data()), bytes}, &error_};
   }
   Launch(const Launch&) = delete;
@@ -156,40 +163,43 @@ class Launch {
   ~Launch() {
     CHECK(error_.file == nullptr);
     CHECK(sentinels_intact());
-    kept_memory().push_back(std::move(memory_));
+    kept_memory(contents_).push_back(std::move(memory_));
   }
   kernels::Context& context() const { return context_; }
-  // 0xff: NaNs.
-  void spoil(int byte) { std::memset(memory_.data(), byte, bytes_); }
+  // The workspace as it was before the first kernel.
+  void reset() {
+    memory_.reset();
+    std::memset(memory_.data() + bytes_, kSentinel, kSentinels);
+  }
   bool sentinels_intact() const {
-    for (size_t i = bytes_; i < memory_.size(); ++i)
-      if (memory_[i] != kSentinel) return false;
-    return true;
+    return std::all_of(memory_.data() + bytes_, memory_.data() + bytes_ + kSentinels,
+                       [](char byte) { return byte == kSentinel; });
   }
   kernels::KernelError take_error() { return std::exchange(error_, {}); }
 
  private:
   static constexpr size_t kSentinels = 256;
   static constexpr char kSentinel = 0x5A;
-  // The memory of ended launches: to map new pages takes longer than most kernels of the tests.
-  using Memory = std::vector<char, CacheLines<char>>;
-  static std::vector<Memory>& kept_memory() {
-    thread_local std::vector<Memory> kept;
-    return kept;
+  // The memory of ended launches: to make one takes longer than most kernels of the tests.
+  static std::vector<WorkspaceMemory>& kept_memory(Contents contents) {
+    thread_local std::vector<WorkspaceMemory> zeros, nans;
+    return contents == Contents::zeros ? zeros : nans;
   }
-  static Memory take_memory(size_t bytes) {
-    Memory memory;
-    if (std::vector<Memory>& kept = kept_memory(); !kept.empty()) {
-      memory = std::move(kept.back());
-      kept.pop_back();
-    }
-    memory.resize(bytes);
+  static WorkspaceMemory take_memory(size_t bytes, Contents contents) {
+    std::vector<WorkspaceMemory>& kept = kept_memory(contents);
+    const auto found =
+        std::ranges::find_if(kept, [&](const auto& memory) { return memory.bytes() >= bytes; });
+    if (found == kept.end()) return {bytes, static_cast<unsigned char>(contents)};
+    std::swap(*found, kept.back());
+    WorkspaceMemory memory = std::move(kept.back());
+    kept.pop_back();
     return memory;
   }
 
   ThreadPool pool_;
-  size_t bytes_;
-  Memory memory_;
+  const size_t bytes_;
+  const Contents contents_;
+  WorkspaceMemory memory_;
   kernels::KernelError error_;
   kernels::LaunchContext context_;
 };
@@ -197,9 +207,10 @@ class Launch {
 // The launches of run_kernel(), the one with all threads first.
 struct TestLaunch {
   int threads;
-  bool zeros;
+  Contents contents;
 };
-inline constexpr TestLaunch kTestLaunches[] = {{3, false}, {1, false}, {2, false}, {3, true}};
+inline constexpr TestLaunch kTestLaunches[] = {
+    {3, Contents::nans}, {1, Contents::nans}, {2, Contents::nans}, {3, Contents::zeros}};
 
 // Runs `body(context, outputs)` with 3, 1 and 2 threads, each on fresh copies of `outputs`, and with 3 once
 // more, each after prepare_launch(); the workspace holds NaNs, and once zeros. Checks that bits agree and
@@ -208,14 +219,14 @@ template <class Body>
 Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
   Vec<Array> first;
   int number = 0;
-  for (const auto& [threads, zeros] : std::span(kTestLaunches).first(test::kSanitized ? 1 : 4)) {
+  for (const auto& [threads, contents] : std::span(kTestLaunches).first(test::kSanitized ? 1 : 4)) {
     prepare_launch(number++);
-    Launch launch(threads);
-    if (zeros) launch.spoil(0);
+    Launch launch(threads, workspace_bytes(), contents);
     Vec<Array> mine = outputs;
     body(launch.context(), mine);
     for (size_t i = 0; i < mine.size(); ++i) {
-      INFO("output ", i, " with ", threads, " threads", zeros ? " and zeros in the workspace" : "");
+      INFO("output ", i, " with ", threads, " threads",
+           contents == Contents::zeros ? " and zeros in the workspace" : "");
       CHECK(mine[i].sentinels_intact());
       if (!first.empty()) CHECK(mine[i].bytes() == first[i].bytes());
     }

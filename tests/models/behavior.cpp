@@ -506,7 +506,7 @@ TEST_CASE("parameters are listed before anything is allocated") {
       CHECK(p->spec().sharding.dims()[0].blocks == 2);
 }
 
-TEST_CASE("what cannot be run is refused by name") {
+TEST_CASE("models that cannot be run are refused by name") {
   const auto refusal = [](const config::ModelConfig& c) {
     try {
       (void)models::build(c);

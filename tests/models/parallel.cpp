@@ -254,7 +254,7 @@ TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of on
   }
 }
 
-TEST_CASE("what travels is started before what runs beside it") {
+TEST_CASE("transfers start before the kernels that run beside them") {
   comm::Communicator& group = world().communicator();
   if (group.is_single()) return;
   struct Order final : TapeObserver {

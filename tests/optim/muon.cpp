@@ -164,7 +164,7 @@ TEST_CASE_TEMPLATE("L2 regularization adds the weights to the gradients of Muon"
   check_close(run(false, 0.5, gradient), run(true, 0, sum));
 }
 
-TEST_CASE_TEMPLATE("pieces of matrices on data-parallel ranks: what one rank computes", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("slices of matrices on data-parallel ranks: what one rank computes", D, EVERY_DEVICE) {
   const int64_t ranks = world().size();
   const auto config = muon();
   for (const int64_t scale : {1, 3, 7}) {

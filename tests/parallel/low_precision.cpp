@@ -174,12 +174,12 @@ struct Layer {
   const Parameter& weight() const { return *parameters[0]; }
 };
 
-struct Products {
+struct GemmResults {
   Matrix y, dx, dw;
 };
 // The backward pass from y on; a frozen weight leaves dw empty.
-Products backward(Tape& tape, Layer& layer, const Var& y, const Matrix& dy) {
-  Products result;
+GemmResults backward(Tape& tape, Layer& layer, const Var& y, const Matrix& dy) {
+  GemmResults result;
   result.y = from(y.value);
   tape.output("y", y);
   tape.backward({{"y", on(tape.device(), dy)}});
@@ -190,7 +190,7 @@ Products backward(Tape& tape, Layer& layer, const Var& y, const Matrix& dy) {
     result.dw = from(layer.store->flat_buffers()[0].gradients.flat_range(0, shape.elements(), shape));
   return result;
 }
-Products run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy) {
+GemmResults run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy) {
   StepContext context{device, *layer.store};
   layer.store->zero_gradients();
   layer.store->begin_last_micro_batch();
@@ -309,7 +309,7 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
       const Matrix w = random_matrix(72, 136, 5, 0.3), x = random_matrix(50, 136, 6, 2),
                    dy = random_matrix(50, 72, 7, 3);
       Layer layer(*device, w, format);
-      const Products got = run(*device, layer, x, dy);
+      const GemmResults got = run(*device, layer, x, dy);
       // About the error of one product: two roundings to 3, to 2 or to 1 bits behind the first.
       const bool four_bits = recipe == ScalingRecipe::nvfp4;
       const double forward = four_bits ? 0.2 : 0.05, backward = four_bits ? 0.3 : 0.08;
@@ -319,7 +319,7 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
       CHECK(mean_error(got.dw, dw) < (weight_gradient ? backward : 1e-5));
       CHECK(error(got.y, y) > 1e-3);
       // A weight that is kept has the same codes in the next micro-batch.
-      const Products again = run(*device, layer, x, dy);
+      const GemmResults again = run(*device, layer, x, dy);
       if (recipe != ScalingRecipe::delayed) CHECK(again.y.values == got.y.values);
     }
 }
@@ -409,7 +409,7 @@ TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the
   CHECK(history[6] == largest(dy));
   CHECK(history[1] == 0);
   // The second step rounds to the formats' steps.
-  const Products second = run(*device, layer, x, dy);
+  const GemmResults second = run(*device, layer, x, dy);
   CHECK(error(second.dx, dy.times(random_matrix(40, 24, 1, 0.1).transposed())) < 0.5);
   // Steps whose update is skipped, and passes that do not record, leave no maxima behind.
   const Matrix huge = random_matrix(30, 24, 4, 1e6);
@@ -427,13 +427,14 @@ TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the
 
 namespace {
 
-struct ActivatedProducts : Products {
+struct ActivatedGemmResults : GemmResults {
   std::vector<float> amax;
   // Of the forward pass.
   int64_t launches;
 };
 // linear(silu(x)); `fused`: the activation quantizes for the layer.
-ActivatedProducts run_activated(Device& device, Layer& layer, const Matrix& x, const Matrix& dy, bool fused) {
+ActivatedGemmResults run_activated(Device& device, Layer& layer, const Matrix& x, const Matrix& dy,
+                                   bool fused) {
   StepContext context{device, *layer.store};
   layer.store->zero_gradients();
   layer.store->begin_last_micro_batch();
@@ -448,7 +449,7 @@ ActivatedProducts run_activated(Device& device, Layer& layer, const Matrix& x, c
   const int64_t launches = device.launches() - before;
   // A second layer that reads the same value quantizes it again.
   CHECK(from(ops::linear(tape, active, layer.weight()).value).values == from(y.value).values);
-  ActivatedProducts result{backward(tape, layer, y, dy), {}, launches};
+  ActivatedGemmResults result{backward(tape, layer, y, dy), {}, launches};
   const LayerScaling& scaling = *layer.store->scaling(layer.weight());
   if (scaling.amax.defined()) result.amax = scaling.amax.to_host<float>();
   return result;
@@ -474,8 +475,8 @@ TEST_CASE_TEMPLATE("an input that its activation quantizes has the bits of one q
           Layer fused(*device, w, format, 3, trains), separate(*device, w, format, 3, trains);
           // The second step has scales of delayed scaling.
           for (int step = 0; step < 2; ++step) {
-            const ActivatedProducts got = run_activated(*device, fused, x, dy, true),
-                                    expected = run_activated(*device, separate, x, dy, false);
+            const ActivatedGemmResults got = run_activated(*device, fused, x, dy, true),
+                                       expected = run_activated(*device, separate, x, dy, false);
             CHECK(got.y.values == expected.y.values);
             CHECK(got.dx.values == expected.dx.values);
             CHECK(got.dw.values == expected.dw.values);

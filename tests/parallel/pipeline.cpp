@@ -207,7 +207,8 @@ TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, 
   }
 }
 
-TEST_CASE("what a step needs is asked for before the step before it is computed, and sent when it is there") {
+TEST_CASE(
+    "inputs of a step are received while the step before it is computed, and outputs sent once computed") {
   comm::Communicator& stages = world().communicator();
   const int64_t ranks = stages.size();
   if (ranks < 2) return;

@@ -126,7 +126,7 @@ TEST_CASE("short forms, quotes and null in a sweep file") {
   CHECK(to_yaml(read("axes: {optimizer.lr: [1, 2]}").definition).find("metric") == std::string::npos);
 }
 
-TEST_CASE("what is wrong with a sweep file is said all at once, with places") {
+TEST_CASE("all errors of a sweep file are reported at once, with locations") {
   const std::string all = errors_of(R"(axis: {}
 axes:
   optimizer.lrr: [1e-4]

@@ -108,7 +108,7 @@ TEST_CASE("a trial that is asked for may have keys that others lack, and nothing
   CHECK(add_trial(place, {{"rng.seed", "2"}}, {}).seed == 2);
 }
 
-TEST_CASE("what the base takes from an axis is noted") {
+TEST_CASE("fields of the base that replace an axis are noted") {
   const auto notes = [](const std::string& rest) {
     const ComposedPlan planned = make_plan(tiny_definition(rest));
     std::string all;

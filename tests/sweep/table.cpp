@@ -196,7 +196,7 @@ TEST_CASE("a finished trial without a finite metric is below, with the reason") 
   CHECK(table.rows[1].reason == "no finite `loss`");
 }
 
-TEST_CASE("what a metric is called on the command line") {
+TEST_CASE("names of metrics on the command line") {
   const Metric usual;
   CHECK(metric_of("val/loss", usual).name == "val/loss");
   CHECK(metric_of("val/loss:best", usual).at == "best");

@@ -191,7 +191,7 @@ TEST_CASE("the meta device rounds and grows like the device that it stands for")
   CHECK(device->memory().reserved == (1 << 16) + (20 << 20));
 }
 
-TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too") {
+TEST_CASE("a tensor is read in chunks, on a device that the host cannot read too") {
   for (const bool checked : {false, true}) {
     const auto device = checked ? make_checked_device(no_table(), 1) : make_cpu_device(no_table(), 1);
     std::vector<float> values(1000), found;

@@ -238,7 +238,7 @@ TEST_CASE("a router in fp64 is refused by name where the device has none") {
   }
 }
 
-TEST_CASE("dist.distributed_backend chooses how tensors travel") {
+TEST_CASE("dist.distributed_backend chooses the channel of tensors") {
   using config::DistributedBackend;
   using train::Transport;
   const auto choice_of = [](DistributedBackend backend, const std::vector<std::string>& problems,

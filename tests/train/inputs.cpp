@@ -155,7 +155,7 @@ TEST_CASE("directories that a run cannot write are found, and none is made") {
   CHECK(holds(unwritable_directories(c, options)[0].message, "`a/b` cannot name a directory in runs/"));
 }
 
-TEST_CASE("what lies in place of data or of a directory is called what it is") {
+TEST_CASE("other kinds of files in place of data or of a directory are named") {
   const Files files{"x"};
   REQUIRE(::mkfifo(files.path("pipe").resolved.c_str(), 0600) == 0);
   config::Config c;

@@ -444,7 +444,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what is not finite is located under tensor and pipeline parallelism and ZeRO") {
+TEST_CASE("non-finite values are located under tensor and pipeline parallelism and ZeRO") {
   if (world().size() != 4 && world().size() != 8) return;
   const bool sharded = world().size() == 8;
   for (const std::string place :

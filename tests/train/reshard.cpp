@@ -79,7 +79,8 @@ std::vector<std::vector<double>> gathered(StepRunner& runner) {
 }  // namespace
 
 TEST_CASE(
-    "what a strategy saves, every strategy loads: parameters and moments bitwise, the next loss the same") {
+    "a checkpoint of any strategy loads into every strategy: parameters and moments bitwise, the next loss "
+    "the same") {
   const test::SharedDirectory root;
   const auto all = layouts();
   std::vector<std::vector<std::vector<double>>> saved;

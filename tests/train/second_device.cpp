@@ -322,7 +322,7 @@ TEST_CASE("a micro-batch is one copy to the device: tokens, labels, masks, posit
   }
 }
 
-TEST_CASE("what a transfer brings stays in host memory until the device has copied it") {
+TEST_CASE("received data stay in host memory until the device has copied them") {
   comm::Communicator& group = test::world().communicator();
   if (group.size() == 1) return;
   constexpr int64_t kCount = 1000;

@@ -198,14 +198,14 @@ std::vector<std::string> layouts() {
 
 }  // namespace
 
-TEST_CASE("what one rank has trained, every layout serves alike") {
+TEST_CASE("a model trained on one rank generates alike on every layout") {
   for (const char* const name : {"gpt", "llama"}) {  // tied and untied heads
     const fs::path checkpoint = trained_by_rank_0(name, "", std::string("one-") + name);
     for (const std::string& layout : layouts()) check_served(checkpoint, layout);
   }
 }
 
-TEST_CASE("what many ranks have trained, one rank and other layouts serve alike") {
+TEST_CASE("a model trained on several ranks generates alike on one rank and other layouts") {
   if (world().size() == 1) return;
   int number = 0;
   for (const std::string& layout : layouts()) {

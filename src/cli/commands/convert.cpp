@@ -55,7 +55,7 @@ int64_t shard_bytes(const std::string& text) {
 
 WriteResult write_external(const Context& context, const formats::ExportSource& from, const std::string& to) {
   const std::string path = to.substr(to.find(':') + 1);
-  if (path.empty()) fail(ErrorCode::usage, "`" + to + "` names nothing");
+  if (path.empty()) fail(ErrorCode::usage, "`" + to + "` names nothing", "write hf:DIRECTORY or gguf:FILE");
   if (to.starts_with("gguf:"))
     return formats::write_gguf(from, path, gguf_type(context.args.value("type").value_or("f16")));
   formats::HfOptions options;

@@ -1,6 +1,6 @@
 // Unicode classes of code points as the regular expressions of tokenizers see them: Unicode 16.0, the version
-// of Oniguruma in Hugging Face tokenizers 0.21 and later. Reference: tests/text/tokenizer_unicode.cpp holds
-// the counts and edges.
+// of Oniguruma in Hugging Face tokenizers 0.21 and later. Tested by
+// tests/text/tokenizer_pieces.cpp.
 #pragma once
 
 #include <array>

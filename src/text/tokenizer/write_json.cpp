@@ -61,7 +61,7 @@ std::string byte_tokenizer_json() {
   BpeJson bpe = bpe_of(std::move(text));
   bpe.pre_tokenizer = bpe.decoder = byte_level_json(false, true, false);
   bpe.post_processor = nullptr;
-  return document(std::move(bpe)).dump();
+  return dump_json(document(std::move(bpe)));
 }
 
 }  // namespace capstan::text

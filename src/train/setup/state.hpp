@@ -149,10 +149,11 @@ std::optional<data::TokenizerRecord> tokenizer_of(const checkpoint::Reader& read
 // The text of SavePlan::schedule; empty in checkpoints of versions that did not store it.
 std::string schedule_text_of(const checkpoint::Reader& reader);
 
+// Which parameters of a store are meant.
+enum class ParameterSet : uint8_t { all, base, adapters };
 // Throws the errors of load_state() and load_parameters() for parameters, and for the state of an optimizer,
 // that a checkpoint lacks or holds with other shapes. Reads no tensor. Collective over the ranks that hold
 // the model together: each looks at its own parameters, all come to the same answer.
-enum class ParameterSet : uint8_t { all, base, adapters };
 void check_state(const checkpoint::Reader& reader, const parallel::FlatStore& store,
                  const optim::Optimizer* optimizer);
 void check_parameters(const checkpoint::TensorSource& source, const parallel::FlatStore& store,

@@ -78,7 +78,8 @@ int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
-// The trainer of one rank on the `meta` device: the same objects and the same step, without memory.
+// The objects of one rank's trainer on the `meta` device, and the operations of StepRunner::train_step() on
+// them in the same order, without memory.
 class MetaTrainer {
  public:
   MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport)

@@ -1,5 +1,5 @@
-// FLOPs, memory, bytes sent and kernel launches of a step, found by running the trainer's own step on the
-// meta device.
+// FLOPs, memory, bytes sent and kernel launches of a step, found by running its passes and update on the
+// `meta` device.
 #pragma once
 
 #include <array>
@@ -35,8 +35,8 @@ struct StepEstimate {
   int64_t copied_to_device = 0, copied_to_host = 0;
 };
 // Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
-// number of ranks on its host, over which the cores are divided if train.threads is not set. resident_data: bytes
-// of data and of their indices that the host holds (train::resident_data()). transport: nullopt for
+// number of ranks on its host, over which the cores are divided if train.threads is not set. resident_data:
+// bytes of data and of their indices that the host holds (train::resident_data()). transport: nullopt for
 // planned_transport().
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
                            int64_t resident_data = 0, std::optional<Transport> transport = std::nullopt);

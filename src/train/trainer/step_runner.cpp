@@ -258,7 +258,6 @@ void StepRunner::rerun_and_compare(const StepValues& first, StepTimers& timers,
   std::string ranks;
   for (size_t r = 0; r < differing.size(); ++r)
     if (!differing[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-  const std::string step = std::to_string(state_.step + 1);
   Anomaly anomaly{"rerun", "", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
   if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
     anomaly.numbers.insert(anomaly.numbers.end(), {{"grad_norm", first.norm},
@@ -268,20 +267,19 @@ void StepRunner::rerun_and_compare(const StepValues& first, StepTimers& timers,
   }
   if (ranks.empty()) {
     anomaly.text =
-        "step " + step +
-        " gave the same bits when computed again: the cause is the data or the model, not the hardware";
+        "it gave the same bits when computed again: the cause is the data or the model, not the hardware";
     anomaly.texts.push_back({"cause", "data"});
     anomalies.push_back(std::move(anomaly));
     return;
   }
-  anomaly.text = "step " + step + " gave different bits on rank " + ranks +
-                 " when computed again: the cause is the hardware";
+  anomaly.text =
+      "it gave different bits on rank " + ranks + " when computed again: the cause is the hardware";
   anomaly.texts.insert(anomaly.texts.end(), {{"cause", "hardware"}, {"ranks", ranks}});
   failure_anomalies_ = anomalies;
   failure_anomalies_.push_back(anomaly);
   fail(ErrorCode::rank_failure,
-       anomaly.text + "; parameters and optimizer state are unchanged since step " +
-           std::to_string(state_.step),
+       "step " + std::to_string(state_.step + 1) + ": " + anomaly.text +
+           "; parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
        "{resume_elsewhere} on another machine: this machine's results cannot be trusted");
 }
 
@@ -337,7 +335,7 @@ Anomaly StepRunner::locate_not_finite(const StepValues& values) {
     return "parameter `" + name + "` itself is not finite" + (rank.empty() ? "" : " on " + rank);
   });
   append_first_finding("operation", operation, [](Text name, Text rank) {
-    return "first in " + name + (rank.empty() ? "" : ", " + rank);
+    return "the first value that is not finite is in " + name + (rank.empty() ? "" : ", " + rank);
   });
   append_first_finding("gradient", gradient,
                        [](Text name, Text) { return "first gradient: `" + name + "`"; });
