@@ -174,7 +174,8 @@ int compute_capability();
 inline int current_gpu() {
   return compute_capability();
 }
-// While an object of this class exists, kernels of this thread declare the workspace of a GPU of compute capability 9.0.
+// While an object of this class exists, kernels of this thread declare the workspace of a GPU of compute
+// capability 9.0.
 class SizesOfGpu {
  public:
   SizesOfGpu() { active = true; }
