@@ -1,5 +1,5 @@
-// The content of a tokenizer's files, before it is built: the loaders read it, build.cpp checks it and
-// makes the components. Texts are views into the documents that the loader holds until the tokenizer is built.
+// The content of a tokenizer's files, before it is built: the loaders read it, build.cpp checks it and makes
+// the components. Texts are views into the documents that the loader holds until the tokenizer is built.
 #pragma once
 
 #include <cstdint>
