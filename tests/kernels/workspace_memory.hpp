@@ -1,6 +1,6 @@
 // Memory for the workspaces of launches in tests: every byte has one value again after reset(), which takes
-// time for the pages that were written and not for all 8 MiB. It is a private mapping of a file of such bytes,
-// and a reset drops its written pages.
+// time for the pages that were written and not for all 8 MiB. It is a private mapping of a file of such
+// bytes, and a reset drops its written pages.
 #pragma once
 
 #include <sys/mman.h>
