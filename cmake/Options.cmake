@@ -34,8 +34,9 @@ if(CAPSTAN_WERROR)
   add_compile_options(-Werror)
 endif()
 if(CAPSTAN_SANITIZE)
+  # At -O1 clang inlines nothing that is not marked: tests of data take a fifth less time with it.
   set(CAPSTAN_SANITIZE_OPTIONS -fsanitize=${CAPSTAN_SANITIZE} -fno-sanitize-recover=all
-    -fno-omit-frame-pointer)
+    -fno-omit-frame-pointer -finline-functions)
   if(CAPSTAN_SANITIZE MATCHES "undefined")
     # Null pointers end the program anyway, and the address sanitizer knows sizes:
     # a fifth of the time to compile.
