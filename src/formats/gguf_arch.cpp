@@ -345,6 +345,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   } else {
     need(!m.attn_logit_softcapping && !m.final_logit_softcapping, "model.attn_logit_softcapping");
   }
+  need(m.softmax_type == config::SoftmaxType::vanilla, "model.softmax_type");
   const double width = a == "gemma2" && m.num_layers == 46
                            ? static_cast<double>(m.hidden_size) / static_cast<double>(m.num_attention_heads)
                            : static_cast<double>(*m.kv_channels);

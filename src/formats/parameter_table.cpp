@@ -86,6 +86,9 @@ class Builder {
   }
 
   void attention(const std::string& ours, const std::string& theirs) {
+    if (m_.softmax_type == config::SoftmaxType::learnable)
+      add_full(ours + "core_attention.softmax_offset", theirs + named(n_.sinks, "attention sinks"),
+               {m_.num_attention_heads});
     if (m_.multi_latent_attention) return latent_attention(ours, theirs);
     std::vector<Segment> segments;
     const auto add = [&](const std::string& separate, int64_t fused_begin, int64_t begin, int64_t source,

@@ -23,6 +23,8 @@ struct TensorNames {
   // Fused q, k and v: all rows of q, then of k, then of v.
   std::string qkv;
   std::string q_norm, k_norm, output;
+  // The logits of attention sinks, a complete name.
+  std::string sinks;
   // Latent attention: `q` or q_down, q_norm and q_up; kv_down, kv_norm and kv_up.
   std::string q_down, q_up, kv_down, kv_norm, kv_up;
   // Gate and up projection of a gated MLP, separate or fused.

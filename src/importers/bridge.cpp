@@ -215,7 +215,6 @@ constexpr Rule kTable[] = {
               "model.moe_router_fusion",
               kKernels),
     no_effect("model.apply_query_key_layer_scaling", "the softmax is computed in fp32 without rescaling"),
-    no_effect("model.softmax_type", "attention here is the plain softmax"),
     no_effect("model.calculate_per_token_loss", "gradients are divided once by the number of tokens"),
     no_effect("model.batch_p2p_sync model.deallocate_pipeline_outputs "
               "model.clone_scatter_output_in_embedding model.scatter_embedding_sequence_parallel "

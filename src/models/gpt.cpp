@@ -63,6 +63,19 @@ kernels::ActivationKind activation_of(config::Activation activation) {
   fail(ErrorCode::internal, "unknown activation");
 }
 
+nn::Attention::Options::Sink sink_of(config::SoftmaxType type) {
+  using Sink = nn::Attention::Options::Sink;
+  switch (type) {
+    case config::SoftmaxType::vanilla:
+      return Sink::none;
+    case config::SoftmaxType::off_by_one:
+      return Sink::zero;
+    case config::SoftmaxType::learnable:
+      return Sink::learned;
+  }
+  fail(ErrorCode::internal, "unknown softmax");
+}
+
 ops::RouterOptions router_of(const ModelConfig& c) {
   const bool sigmoid = c.moe_router_score_function == config::RouterScore::sigmoid;
   ops::RouterOptions router;
@@ -311,6 +324,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   const bool full_attention =
       c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
   if (c.window_size && !full_attention) a.window = *c.window_size;
+  a.sink = sink_of(c.softmax_type);
   a.dropout = c.attention_dropout;
   a.init = init;
   a.output_init = output_init;

@@ -100,6 +100,14 @@ inline config::ModelConfig tiny_llama_biases() {
   c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
   return c;
 }
+// Attention sinks, a window in layer 0.
+inline config::ModelConfig tiny_sinks() {
+  config::ModelConfig c = tiny_family(4, 2, 6);
+  c.softmax_type = config::SoftmaxType::learnable;
+  c.window_size = 5;
+  c.window_attn_skip_freq = 2;
+  return c;
+}
 // Norms of outputs, QK norm across heads, linearly scaled positions.
 inline config::ModelConfig tiny_olmo2() {
   config::ModelConfig c = tiny_family(6, 3, 6);
@@ -170,6 +178,12 @@ inline config::ModelConfig tiny_deepseek_lite() {
   c.v_head_dim = 3;
   c.qk_layernorm = true;
   c.latent_layernorm_epsilon = 1e-6;
+  return c;
+}
+// Latent attention with sinks that have no parameters.
+inline config::ModelConfig tiny_off_by_one() {
+  config::ModelConfig c = tiny_deepseek_lite();
+  c.softmax_type = config::SoftmaxType::off_by_one;
   return c;
 }
 // A factor for each wavelength, others above 16 tokens.

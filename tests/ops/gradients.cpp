@@ -172,13 +172,23 @@ TEST_CASE("scale: by the factor as x's type has it") {
   }
 }
 
-TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
+TEST_CASE("attention: causal, window, documents, dropout, capped scores, each with and without sinks") {
   const kernels::QkvLayout layout{2, 2, 4};
   const int64_t batch = 2, seq = 5;
   const Vec<int32_t> documents{0, 0, 2, 2, 2, 0, 1, 1, 1, 4};
   const Vec<int64_t> ids = testing::dropout_rows(batch * seq);
+  enum class Sinks { none, zero, learned };
   for (const DType type : kTypes)
-    for (const int variant : {0, 1, 2, 3, 4}) {
+    for (const auto& [variant, sinks] : {std::pair{0, Sinks::none},
+                                         {1, Sinks::none},
+                                         {2, Sinks::none},
+                                         {3, Sinks::none},
+                                         {4, Sinks::none},
+                                         {0, Sinks::zero},
+                                         {1, Sinks::learned},
+                                         {2, Sinks::learned},
+                                         {3, Sinks::learned},
+                                         {4, Sinks::learned}}) {
       kernels::AttentionShape shape;
       shape.groups = layout.groups;
       shape.heads_per_group = layout.heads_per_group;
@@ -195,9 +205,10 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
       OpCase c{.inputs = {random_value({batch * seq, layout.row()}, 1, 1.5)},
                .type = type,
                .tolerance = tolerance(type)};
+      if (sinks == Sinks::learned) c.parameters.push_back(random_value({layout.heads()}, 2, 2));
       check_op(
           "attention", c,
-          [&](Tape& t, Vars x, const Handles&) {
+          [&, variant = variant, sinks = sinks](Tape& t, Vars x, const Handles& p) {
             ops::AttentionOptions o(ops::qkv_layout(x[0].size(1), 2, 4));
             o.shape.batch = batch;
             o.shape.seq = seq;
@@ -207,14 +218,18 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
             o.shape.dropout = shape.dropout;
             o.shape.dropout_key = shape.dropout_key;
             o.shape.head_offset = shape.head_offset;
+            o.sink = {sinks != Sinks::none, p.empty() ? nullptr : p[0]};
             if (variant == 2)
               o.documents.start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
             if (variant == 3) o.dropout_rows = Tensor::from_host<int64_t>(t.device(), {batch * seq}, ids);
             return Vars{ops::attention(t, std::move(x[0]), o)};
           },
-          [&](const auto& x, const auto&) {
+          [&, sinks = sinks](const auto& x, const auto& p) {
             using L = std::decay_t<decltype(x)>;
-            return L{reference::attention(shape, x[0], starts, ids, nullptr)};
+            using V = typename L::value_type;
+            const V logits = p.empty() ? V(static_cast<size_t>(layout.heads())) : p[0];
+            return L{reference::attention(shape, reference::unpacked(shape, x[0]), starts, ids, nullptr,
+                                          sinks == Sinks::none ? nullptr : &logits)};
           });
     }
 }

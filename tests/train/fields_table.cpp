@@ -136,6 +136,7 @@ void model() {
   changes("model.softmax_scale", "0.01");
   changes("model.attn_logit_softcapping", "0.01");
   changes("model.final_logit_softcapping", "1");
+  changes("model.softmax_type", "learnable");
   refused("model.attention_softmax_in_fp32", "false");
   changes("model.window_size", "4");
   changes("model.window_attn_skip_freq", "2", {"model.window_size=4"});

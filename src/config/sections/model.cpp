@@ -294,6 +294,7 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("final_logit_softcapping", &M::final_logit_softcapping)
       .doc("soft cap c of the output logits: c * tanh(logit / c) (Gemma 2: 30); null: none")
       .above(0);
+  s.field("softmax_type", &M::softmax_type).doc("softmax of the attention scores");
   s.field("attention_softmax_in_fp32", &M::attention_softmax_in_fp32)
       .doc("compute the attention softmax in fp32")
       .unsupported("a softmax below fp32");
