@@ -359,6 +359,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   need(m.activation_func == activation, "model.activation_func=" + std::string(enum_name(m.activation_func)) +
                                             " (" + a + " always computes " +
                                             std::string(enum_name(activation)) + ")");
+  need(!m.activation_func_clamp_value && m.glu_linear_offset == 0, "model.activation_func_clamp_value");
   need((m.normalization == config::Normalization::layer_norm) == gpt2, "model.normalization");
   need(m.add_bias_linear == gpt2, "model.add_bias_linear");
   need(gpt2 || a == "llama" || (!*m.add_attention_output_bias && !*m.add_mlp_bias),

@@ -368,6 +368,65 @@ TEST_CASE("bias_activation: every kind, gated or not, with and without bias") {
         }
 }
 
+TEST_CASE("activation: slopes, limits beyond which no gradient passes, an offset of the linear branch") {
+  using Kind = kernels::ActivationKind;
+  for (const DType type : kTypes)
+    for (const kernels::ActivationFunction& f :
+         {kernels::ActivationFunction{.kind = Kind::silu, .slope = 1.702f, .limit = 0.75f, .up_offset = 1},
+          {.kind = Kind::silu, .gated = false, .slope = 1.702f},
+          {.kind = Kind::gelu, .limit = 1.25f},
+          {.kind = Kind::relu, .up_offset = -0.5f}}) {
+      const size_t cols = 7, width = f.gated ? 14 : 7;
+      check_op(
+          "activation",
+          {.inputs = {random_value({5, static_cast<int64_t>(width)}, 1, 2)},
+           .type = type,
+           .tolerance = tolerance(type)},
+          [&](Tape& t, Vars x, const Handles&) { return Vars{ops::activation(t, x[0], f)}; },
+          [&](const auto& x, const auto&) {
+            using V = typename std::decay_t<decltype(x)>::value_type;
+            using S = typename V::value_type;
+            const auto clamped = [&](S v, double least) {
+              if (f.limit > 0 && reference::real(v) > double{f.limit}) return S(f.limit);
+              return f.limit > 0 && reference::real(v) < least ? S(least) : v;
+            };
+            V y;
+            for (size_t r = 0; r < 5; ++r)
+              for (size_t c = 0; c < cols; ++c) {
+                S v = x[0][r * width + c];
+                if (f.gated) v = clamped(v, -INFINITY);
+                const double slope = double{f.slope};
+                v = f.slope == 1 ? reference::activate(f.kind, v) : v / (1.0 + std::exp(-slope * v));
+                if (f.gated) v *= clamped(x[0][r * width + cols + c], -double{f.limit}) + double{f.up_offset};
+                y.push_back(v);
+              }
+            return std::decay_t<decltype(x)>{y};
+          });
+    }
+}
+
+TEST_CASE("router_logits: value and gradients of input, weight and bias") {
+  const size_t rows = 5, hidden = 9, experts = 7;
+  for (const DType type : kTypes)
+    for (const bool bias : {false, true}) {
+      OpCase c{.inputs = {random_value({rows, hidden}, 1)},
+               .parameters = {random_value({experts, hidden}, 2)},
+               .type = type,
+               .tolerance = tolerance(type)};
+      if (bias) c.parameters.push_back(random_value({experts}, 3));
+      check_op(
+          "router_logits", c,
+          [&](Tape& t, Vars x, const Handles& p) {
+            return Vars{ops::router_logits(t, x[0], *p[0], bias ? p[1] : nullptr)};
+          },
+          [&](const auto& x, const auto& p) {
+            using L = std::decay_t<decltype(x)>;
+            return L{
+                linear_reference(x[0], p[0], bias ? p[1] : typename L::value_type{}, rows, hidden, experts)};
+          });
+    }
+}
+
 TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask of forward") {
   const Vec<int64_t> ids = testing::dropout_rows(4);
   const PhiloxKey key = philox_key(3, purpose::hidden_dropout, 7);

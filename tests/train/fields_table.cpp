@@ -123,6 +123,8 @@ void model() {
   changes("model.layernorm_zero_centered_gamma", "true", {}, View::model);
   changes("model.gated_linear_unit", "false");
   changes("model.activation_func", "gelu");
+  changes("model.activation_func_clamp_value", "0.01");
+  changes("model.glu_linear_offset", "1");
   changes("model.add_bias_linear", "true");
   changes("model.add_qkv_bias", "true");
   changes("model.add_attention_output_bias", "true");

@@ -181,8 +181,8 @@ struct ActivationName {
 constexpr ActivationName kActivations[] = {
     {"silu", Activation::silu},          {"swish", Activation::silu},
     {"gelu", Activation::gelu},          {"gelu_pytorch_tanh", Activation::gelu_tanh},
-    {"gelu_new", Activation::gelu_tanh}, {"relu", Activation::relu},
-    {"relu2", Activation::squared_relu}};
+    {"gelu_new", Activation::gelu_tanh}, {"quick_gelu", Activation::quick_gelu},
+    {"relu", Activation::relu},          {"relu2", Activation::squared_relu}};
 
 }  // namespace
 
