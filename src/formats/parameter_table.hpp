@@ -34,6 +34,9 @@ struct TensorNames {
   std::string down;
   // MoE layers: the router, and the projections of one expert, whose index is in place of `{}`.
   std::string router, expert_gate, expert_up, expert_down;
+  // All experts in one tensor [experts, in, out], and their biases [experts, out]: complete names. The
+  // elements of gate and up alternate.
+  std::string experts_gate_up, experts_gate_up_bias, experts_down, experts_down_bias;
   // The bias with which the router chooses, a complete name.
   std::string expert_bias;
   // The shared expert and its gate.

@@ -95,7 +95,7 @@ std::vector<config::ModelConfig> all_models() {
 // With the losses of their routers, which are no sums over tokens.
 std::vector<config::ModelConfig> models_with_experts() {
   return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe()),
-          larger_init(tiny_deepseek_moe())};
+          larger_init(tiny_deepseek_moe()), larger_init(tiny_gpt_oss())};
 }
 std::vector<config::ModelConfig> every_model() {
   std::vector<config::ModelConfig> models = all_models();

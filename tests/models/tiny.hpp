@@ -260,6 +260,31 @@ inline config::ModelConfig tiny_olmoe() {
   return c;
 }
 
+// gpt-oss: attention sinks, a window in layers 0 and 2, experts with biases and a limited activation.
+inline config::ModelConfig tiny_gpt_oss() {
+  config::ModelConfig c = with_experts(tiny_family(4, 2, 6), 5, 2, 10);
+  c.num_layers = 3;
+  c.ffn_hidden_size = 10;
+  c.add_qkv_bias = true;
+  c.add_attention_output_bias = c.add_mlp_bias = true;
+  c.softmax_type = config::SoftmaxType::learnable;
+  c.activation_func = config::Activation::quick_gelu;
+  c.activation_func_clamp_value = 1.5;
+  c.glu_linear_offset = 1;
+  c.window_size = 5;
+  c.window_attn_skip_freq = 2;
+  c.rotary_base = 50;
+  c.rope_scaling = true;
+  c.rope_scaling_type = config::RopeScaling::yarn;
+  c.rope_scaling_factor = 4;
+  c.rope_scaling_original_max_position_embeddings = 16;
+  c.rope_scaling_beta_fast = 1.5;
+  c.rope_scaling_beta_slow = 0.3;
+  c.rope_scaling_truncate = false;
+  c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
+  return c;
+}
+
 inline models::Batch make_batch(Device& device, int64_t batch, int64_t seq, std::span<const int32_t> tokens,
                                 std::span<const int32_t> labels, std::span<const float> weights) {
   models::Batch b;
