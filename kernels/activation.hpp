@@ -8,9 +8,9 @@ namespace capstan::kernels {
 
 enum class ActivationKind : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };
 
-// The activation of experts: gated or not, as in Activation::forward, and without a bias. gpt-oss: silu with
-// slope 1.702 (the quick GELU), limit 7 and up_offset 1.
-struct ExpertActivation {
+// An activation, gated or not, as in Activation::forward, and without a bias. quick GELU: silu with slope
+// 1.702; gpt-oss: gated, with limit 7 and up_offset 1.
+struct ActivationFunction {
   ActivationKind kind = ActivationKind::silu;
   bool gated = true;
   // The function is f(slope x) / slope.
@@ -20,6 +20,9 @@ struct ExpertActivation {
   float limit = 0;
   // Gated only: added to up, after the limits.
   float up_offset = 0;
+
+  // Whether Activation::forward computes it.
+  bool is_plain() const { return slope == 1 && limit == 0 && up_offset == 0; }
 };
 
 struct Activation {
@@ -34,12 +37,12 @@ struct Activation {
   void (*backward)(Context&, ActivationKind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
                    int64_t cols);
 
-  // The first rows_used[0] of `rows` rows; the others are neither read nor written. y[r] is the activation
-  // times weights[r] where given. weights fp32 [rows].
-  void (*expert_forward)(Context&, ExpertActivation, In x, const float* weights, const int64_t* rows_used,
+  // The first rows_used[0] of `rows` rows; the others are neither read nor written. Null: all rows. y[r] is
+  // the activation times weights[r] where given. weights fp32 [rows].
+  void (*expert_forward)(Context&, ActivationFunction, In x, const float* weights, const int64_t* rows_used,
                          Out y, int64_t rows, int64_t cols);
   // dx as above, dweights fp32 [rows]; it may be null. dx may be x's own storage.
-  void (*expert_backward)(Context&, ExpertActivation, In dy, In x, const float* weights,
+  void (*expert_backward)(Context&, ActivationFunction, In dy, In x, const float* weights,
                           const int64_t* rows_used, Out dx, float* dweights, int64_t rows, int64_t cols);
 
   WorkspaceSize (*forward_workspace)(bool gated, bool bias, int64_t cols);

@@ -64,9 +64,9 @@ struct Attention {
   // One step of generation with a cache: appends the keys and values of the new tokens (seq of each sequence)
   // at position `past`, then attends to all of them. k_cache [batch, groups, capacity, qk_dim], v_cache
   // [batch, groups, capacity, v_dim]. past [1], at most capacity - seq, is read when the kernel runs, so that
-  // a captured step can be replayed.
+  // a captured step can be replayed. lse as in `forward`; null: not written.
   void (*decode)(Context&, AttentionShape /* seq = new tokens */, HeadsIn q, HeadsIn k, HeadsIn v,
-                 Out k_cache, Out v_cache, const int32_t* past, int64_t capacity, HeadsOut out);
+                 Out k_cache, Out v_cache, const int32_t* past, int64_t capacity, HeadsOut out, float* lse);
 
   // Workspace for q, k, v and caches of that type; documents: Documents::count.
   WorkspaceSize (*forward_workspace)(AttentionShape, DType, int64_t documents);

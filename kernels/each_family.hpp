@@ -16,6 +16,7 @@ void for_each_family(const Visit& visit) {
   visit("activation", &Table::activation);
   visit("rope", &Table::rope);
   visit("attention", &Table::attention);
+  visit("attention_sink", &Table::attention_sink);
   visit("context_attention", &Table::context_attention);
   visit("embedding", &Table::embedding);
   visit("router", &Table::router);
@@ -27,7 +28,7 @@ void for_each_family(const Visit& visit) {
   visit("adapter", &Table::adapter);
   visit("quantize", &Table::quantize);
   visit("step_control", &Table::step_control);
-  static_assert(offsetof(Table, scale_order) == 17 * sizeof(void*), "a family without a line above");
+  static_assert(offsetof(Table, scale_order) == 18 * sizeof(void*), "a family without a line above");
 }
 
 }  // namespace capstan::kernels

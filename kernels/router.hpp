@@ -56,9 +56,9 @@ struct RouterLoss {
 // logits [tokens, experts], fp32; or fp64 on devices with the kernel `logits`, which then compute scores and
 // losses in fp64 too, and round results to fp32.
 struct Router {
-  // logits[t, e] = sum over h of x[t, h] weight[e, h], in fp64. x, weight: each fp32, bf16 or fp16. Null on
-  // devices without fp64.
-  void (*logits)(Context&, In x, In weight, int64_t tokens, int64_t experts, int64_t hidden,
+  // logits[t, e] = bias[e] + sum over h of x[t, h] weight[e, h], in fp64. x, weight and bias [experts]: each
+  // fp32, bf16 or fp16; bias may be null. Null on devices without fp64.
+  void (*logits)(Context&, In x, In weight, In bias, int64_t tokens, int64_t experts, int64_t hidden,
                  double* logits) = nullptr;
   // experts i32 [tokens, topk], the highest score first. bias fp32 [experts]; null: none.
   void (*choose)(Context&, RouterShape, In logits, const float* bias, int32_t* experts);

@@ -4,6 +4,7 @@
 #include "kernels/activation.hpp"
 #include "kernels/adapter.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/attention_sink.hpp"
 #include "kernels/block_scales.hpp"
 #include "kernels/context_attention.hpp"
 #include "kernels/cross_entropy.hpp"
@@ -29,6 +30,7 @@ struct Table {
   const Activation* activation;
   const Rope* rope;
   const Attention* attention;
+  const AttentionSink* attention_sink;
   const ContextAttention* context_attention;
   const Embedding* embedding;
   const Router* router;

@@ -235,7 +235,7 @@ class KernelBench {
     bound_by_memory(prefix + "attention decode, one token",
                     2 * size_of(attention_) * tokens * m.groups * m.head_dim, [&] {
                       launch(device_, kernel.decode_workspace(step, attention_, m.seq), kernel.decode, step,
-                             x.q, x.k, x.v, k_cache, v_cache, past, m.seq, y);
+                             x.q, x.k, x.v, k_cache, v_cache, past, m.seq, y, Tensor());
                     });
     rope(m, layout);
   }

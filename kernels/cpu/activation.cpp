@@ -212,7 +212,7 @@ void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias,
                     HWY_ATTR { backward_as<decltype(function)>(c, gated, dy, x, bias, dx, rows, cols); });
 }
 
-// ---- experts
+// ---- with slope and limits, and of experts
 
 // f(slope x) / slope.
 template <class F>
@@ -229,7 +229,7 @@ struct SlopedFunction {
 struct LimitedGate {
   VF gate, up;
   hn::Mask<DF> gate_passes, up_passes;
-  HWY_INLINE LimitedGate(const ExpertActivation& e, VF of_gate, VF of_up) : gate(of_gate), up(of_up) {
+  HWY_INLINE LimitedGate(const ActivationFunction& e, VF of_gate, VF of_up) : gate(of_gate), up(of_up) {
     const VF limit = splat(e.limit > 0 ? e.limit : INFINITY), lower = hn::Neg(limit);
     gate_passes = hn::Not(hn::Gt(gate, limit));
     up_passes = hn::Not(hn::Gt(hn::Abs(up), limit));
@@ -240,13 +240,13 @@ struct LimitedGate {
 };
 
 template <class F>
-void expert_forward_as(Context& c, const ExpertActivation& e, In x_in, const float* weights,
+void expert_forward_as(Context& c, const ActivationFunction& e, In x_in, const float* weights,
                        const int64_t* rows_used, Out y_out, int64_t rows, int64_t cols) {
   by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     using From = Row<T>;
     const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
-    const int64_t used = std::min(rows, *rows_used);
+    const int64_t used = rows_used ? std::min(rows, *rows_used) : rows;
     parallel_blocks(c, used, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       const SlopedFunction<F> f(e.slope);
       for (int64_t r = begin; r < end; ++r) {
@@ -271,13 +271,13 @@ void expert_forward_as(Context& c, const ExpertActivation& e, In x_in, const flo
 }
 
 template <class F>
-void expert_backward_as(Context& c, const ExpertActivation& e, In dy_in, In x_in, const float* weights,
+void expert_backward_as(Context& c, const ActivationFunction& e, In dy_in, In x_in, const float* weights,
                         const int64_t* rows_used, Out dx_out, float* dweights, int64_t rows, int64_t cols) {
   by_type({x_in, dy_in, dx_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     using From = Row<T>;
     const auto x = array_of<T>(x_in), dy = array_of<T>(dy_in), dx = array_of<T>(dx_out);
-    const int64_t used = std::min(rows, *rows_used);
+    const int64_t used = rows_used ? std::min(rows, *rows_used) : rows;
     parallel_blocks(c, used, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
       const SlopedFunction<F> f(e.slope);
       for (int64_t r = begin; r < end; ++r) {
@@ -316,13 +316,13 @@ void expert_backward_as(Context& c, const ExpertActivation& e, In dy_in, In x_in
   });
 }
 
-void expert_forward(Context& c, ExpertActivation e, In x, const float* weights, const int64_t* rows_used,
+void expert_forward(Context& c, ActivationFunction e, In x, const float* weights, const int64_t* rows_used,
                     Out y, int64_t rows, int64_t cols) {
   by_kind(e.kind, [&](auto function) HWY_ATTR {
     expert_forward_as<decltype(function)>(c, e, x, weights, rows_used, y, rows, cols);
   });
 }
-void expert_backward(Context& c, ExpertActivation e, In dy, In x, const float* weights,
+void expert_backward(Context& c, ActivationFunction e, In dy, In x, const float* weights,
                      const int64_t* rows_used, Out dx, float* dweights, int64_t rows, int64_t cols) {
   by_kind(e.kind, [&](auto function) HWY_ATTR {
     expert_backward_as<decltype(function)>(c, e, dy, x, weights, rows_used, dx, dweights, rows, cols);

@@ -175,7 +175,7 @@ void backward(Context& c, AttentionShape a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
 // One query against keys [low, high) of a cache, without packing, because the keys are read once.
 template <class T>
 HWY_INLINE void decode_query(const float* q, const T* k, const T* v, HeadDims d, Logits logits, int64_t low,
-                             int64_t high, float* scores, float* out) {
+                             int64_t high, float* scores, float* out, float* lse) {
   float highest = -kInfinity;
   for (int64_t j = low; j < high; ++j) {
     VF sum = hn::Zero(DF());
@@ -206,6 +206,7 @@ HWY_INLINE void decode_query(const float* q, const T* k, const T* v, HeadDims d,
   }
   const float factor = high > low ? 1.0f / total : 0.0f;
   for (int64_t i = 0; i < d.v; ++i) out[i] *= factor;
+  if (lse) *lse = high > low ? highest + std::log(total) : -kInfinity;
 }
 
 // Copies head rows of a view to rows [first, first + n) of a cache's head.
@@ -256,7 +257,7 @@ WorkspaceSize decode_workspace(AttentionShape a, DType type, int64_t capacity) {
 
 template <class Gemms>
 void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const HeadsIn& k, const HeadsIn& v,
-                 Out k_cache, Out v_cache, int64_t past, int64_t capacity, const HeadsOut& out) {
+                 Out k_cache, Out v_cache, int64_t past, int64_t capacity, const HeadsOut& out, float* lse) {
   const int64_t groups = a.groups, keys = past + a.seq;
   const HeadDims d(a);
   const bool few = decodes_few(a);
@@ -278,6 +279,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
     }
     for (int64_t h = 0; h < a.heads_per_group; ++h) {
       const Rows queries = Rows::of(q, token, group, h);
+      float* const sums = lse ? lse + (tile * a.heads_per_group + h) * a.seq : nullptr;
       if (few) {
         for (int64_t t = 0; t < a.seq; ++t) {
           int64_t ld;
@@ -285,7 +287,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
           const int64_t low = mask.low(t, past + t), high = mask.high(past + t);
           at_element(k_cache, k_at, [&]<class T>(const T* keys_at) HWY_ATTR {
             decode_query(query, keys_at, v_cache.as<T>() + v_at, d, {a.scale, a.softcap}, low, high,
-                         panels.scores, s.out);
+                         panels.scores, s.out, sums ? sums + t : nullptr);
           });
           write_row(out.data, out.strides.at(token + t, group, h), s.out, 1.0f, d.v);
         }
@@ -294,15 +296,15 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
       for (int64_t q0 = 0; q0 < a.seq; q0 += Gemms::kQueries) {
         Block<Gemms> block(mask, q0, std::min(Gemms::kQueries, a.seq - q0), past + q0);
         forward_block(s, block, queries, {panels.k, panels.v, keys}, d, {a.scale, a.softcap}, DropoutMask{},
-                      nullptr, out.data, out.strides.at(token, group, h), out.strides.token, nullptr);
+                      nullptr, out.data, out.strides.at(token, group, h), out.strides.token, sums);
       }
     }
   });
 }
 void decode(Context& c, AttentionShape a, HeadsIn q, HeadsIn k, HeadsIn v, Out k_cache, Out v_cache,
-            const int32_t* past, int64_t capacity, HeadsOut out) {
+            const int32_t* past, int64_t capacity, HeadsOut out, float* lse) {
   with_decode_gemms(a, q.data.dtype, [&](auto gemms) {
-    decode_with<decltype(gemms)>(c, a, q, k, v, k_cache, v_cache, *past, capacity, out);
+    decode_with<decltype(gemms)>(c, a, q, k, v, k_cache, v_cache, *past, capacity, out, lse);
   });
 }
 

@@ -11,6 +11,7 @@ const HeadNorm& cpu_head_norm();
 const Activation& cpu_activation();
 const Rope& cpu_rope();
 const Attention& cpu_attention();
+const AttentionSink& cpu_attention_sink();
 const ContextAttention& cpu_context_attention();
 const Embedding& cpu_embedding();
 const Router& cpu_router();

@@ -103,11 +103,13 @@ struct BalanceProbabilities {
 }  // namespace
 
 // Weights are read once for several tokens.
-void logits(Context& c, In x, In weight, int64_t tokens, int64_t experts, int64_t hidden, double* to) {
+void logits(Context& c, In x, In weight, In bias, int64_t tokens, int64_t experts, int64_t hidden,
+            double* to) {
   constexpr int64_t kRows = 8, kDepth = 256;
   parallel_blocks(c, tokens, kRows, [&](int64_t begin, int64_t end, int) {
     double rows[kRows][kDepth], of_expert[kDepth];
     std::fill(to + begin * experts, to + end * experts, 0.0);
+    for (int64_t t = begin; t < end && bias; ++t) widen(bias, 0, experts, to + t * experts);
     for (int64_t h = 0; h < hidden; h += kDepth) {
       const int64_t depth = std::min(kDepth, hidden - h);
       for (int64_t t = begin; t < end; ++t) widen(x, t * hidden + h, depth, rows[t - begin]);

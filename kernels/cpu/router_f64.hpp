@@ -5,7 +5,8 @@
 
 namespace capstan::kernels::router_f64 {
 
-void logits(Context& c, In x, In weight, int64_t tokens, int64_t experts, int64_t hidden, double* logits);
+void logits(Context& c, In x, In weight, In bias, int64_t tokens, int64_t experts, int64_t hidden,
+            double* logits);
 void choose(Context& c, const RouterShape& r, const double* logits, const float* bias, int32_t* experts);
 void probabilities(Context& c, const RouterShape& r, const double* logits, const int32_t* experts, float* to);
 void backward(Context& c, const RouterShape& r, const double* logits, const int32_t* experts,

@@ -16,6 +16,7 @@ const Table& cpu_table() {
                            .activation = &cpu_activation(),
                            .rope = &cpu_rope(),
                            .attention = &cpu_attention(),
+                           .attention_sink = &cpu_attention_sink(),
                            .context_attention = &cpu_context_attention(),
                            .embedding = &cpu_embedding(),
                            .router = &cpu_router(),

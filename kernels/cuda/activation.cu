@@ -142,14 +142,14 @@ void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias,
   });
 }
 
-// ---- experts
+// ---- with slope and limits, and of experts
 
 // Values of the gate and of up within their limits, and where these pass a gradient.
 struct LimitedGate {
   float gate, up;
   bool gate_passes, up_passes;
 };
-__device__ LimitedGate limited_gate(const ExpertActivation& e, float gate, float up) {
+__device__ LimitedGate limited_gate(const ActivationFunction& e, float gate, float up) {
   const float limit = e.limit > 0 ? e.limit : INFINITY;
   const bool gate_passes = !(gate > limit), up_passes = !(std::fabs(up) > limit);
   // NaN passes.
@@ -166,14 +166,15 @@ __device__ ActivationValue with_slope(float slope, float x) {
 
 template <class T>
 struct ExpertRows {
-  ExpertActivation e;
+  ActivationFunction e;
   Array<T> x;
   // Null: 1.
   const float* weights;
+  // Null: all.
   const int64_t* rows_used;
   int64_t cols;
 
-  __device__ bool uses(int64_t row) const { return row < *rows_used; }
+  __device__ bool uses(int64_t row) const { return !rows_used || row < *rows_used; }
   __device__ float weight(int64_t row) const { return weights ? weights[row] : 1.0f; }
   // The first column of a row of x.
   __device__ int64_t begin(int64_t row) const { return row * (e.gated ? 2 * cols : cols); }
@@ -230,7 +231,7 @@ __global__ void expert_backward_kernel(ExpertRows<T> rows, Array<T> dy, Array<T>
   if (thread_index() == 0) dweights[row] = sum;
 }
 
-void expert_forward(Context& c, ExpertActivation e, In x, const float* weights, const int64_t* rows_used,
+void expert_forward(Context& c, ActivationFunction e, In x, const float* weights, const int64_t* rows_used,
                     Out y, int64_t rows, int64_t cols) {
   by_kind(e.kind, [&](auto function) {
     by_type({x, y}, [&](auto type) {
@@ -240,7 +241,7 @@ void expert_forward(Context& c, ExpertActivation e, In x, const float* weights, 
     });
   });
 }
-void expert_backward(Context& c, ExpertActivation e, In dy, In x, const float* weights,
+void expert_backward(Context& c, ActivationFunction e, In dy, In x, const float* weights,
                      const int64_t* rows_used, Out dx, float* dweights, int64_t rows, int64_t cols) {
   by_kind(e.kind, [&](auto function) {
     by_type({dy, x, dx}, [&](auto type) {

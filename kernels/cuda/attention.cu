@@ -228,6 +228,8 @@ struct CombineSplits {
   // [splits, tokens, heads, width] and [splits, batch, heads, seq]
   const float *outs, *lses;
   Array<T> out;
+  // [batch, heads, seq], or null.
+  float* lse;
   HeadStrides strides;
   int64_t splits, groups, heads_per_group, seq, queries, width;
 };
@@ -244,6 +246,7 @@ __global__ void combine_splits_kernel(CombineSplits<T> j) {
   };
   for (int64_t split = 0; split < j.splits; ++split) total += weight(split);
   const float factor = total > 0 ? 1.0f / total : 0.0f;
+  if (j.lse && lane_index() == 0) j.lse[of_query] = total > 0 ? high + std::log(total) : -INFINITY;
   const int64_t to = j.strides.at(token, head / j.heads_per_group, head % j.heads_per_group);
   for (int64_t column = lane_index(); column < j.width; column += kWarp) {
     float sum = 0;
@@ -273,7 +276,8 @@ WorkspaceSize decode_workspace(AttentionShape s, DType, int64_t capacity) {
   return {static_cast<size_t>(splits * s.batch * s.seq * s.heads() * (s.v_dim + 1)) * sizeof(float), 0};
 }
 template <class T>
-void decode_with(Context& c, const AttentionShape& s, ForwardCall f, const HeadsOut& out, float* partials) {
+void decode_with(Context& c, const AttentionShape& s, ForwardCall f, const HeadsOut& out, float* lse,
+                 float* partials) {
   if (f.splits == 1) return launch_forward<T>(c, f);
   const int64_t queries = s.batch * s.seq * s.heads();
   float* const lses = partials + f.splits * queries * s.v_dim;
@@ -282,13 +286,13 @@ void decode_with(Context& c, const AttentionShape& s, ForwardCall f, const Heads
   f.out_split = queries * s.v_dim;
   f.lse_split = queries;
   launch_forward<T>(c, f);
-  const CombineSplits<T> combine{partials, lses,     array_of<T>(out.data), out.strides,
-                                 f.splits, s.groups, s.heads_per_group,     s.seq,
-                                 queries,  s.v_dim};
+  const CombineSplits<T> combine{partials, lses,     array_of<T>(out.data), lse,   out.strides,
+                                 f.splits, s.groups, s.heads_per_group,     s.seq, queries,
+                                 s.v_dim};
   launch(c, {ceil_div(queries * kWarp, int64_t{128}), 128}, combine_splits_kernel<T>, combine);
 }
 void decode(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, Out k_cache, Out v_cache,
-            const int32_t* past, int64_t capacity, HeadsOut out) {
+            const int32_t* past, int64_t capacity, HeadsOut out, float* lse) {
   if (!supports(c, s, {q.data, k.data, v.data, k_cache, v_cache, out.data})) return;
   const WorkspaceSize need = decode_workspace(s, q.data.dtype, capacity);
   auto* const partials = need.shared > 0 ? workspace_of<float>(c, need) : nullptr;
@@ -302,13 +306,14 @@ void decode(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, Out k
                 .few = decodes_few(s),
                 .splits = static_cast<int>(decode_splits(s, capacity)),
                 .past = past,
-                .out = out};
+                .out = out,
+                .lse = lse};
   f.c.key_stride = s.groups * capacity;
   by_query_type(q.data.dtype, [&](auto type) {
     using T = decltype(type);
     append<T>(c, k, k_cache, past, s, capacity, s.qk_dim);
     append<T>(c, v, v_cache, past, s, capacity, s.v_dim);
-    decode_with<T>(c, s, f, out, partials);
+    decode_with<T>(c, s, f, out, lse, partials);
   });
 }
 

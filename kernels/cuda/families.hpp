@@ -18,6 +18,7 @@ const ExpertPermutation& expert_permutation_family();
 const Rope& rope_family();
 const CrossEntropy& cross_entropy_family();
 const Attention& attention_family();
+const AttentionSink& attention_sink_family();
 const ContextAttention& context_attention_family();
 const HeadNorm& head_norm_family();
 const Decoding& decoding_family();
@@ -32,6 +33,7 @@ inline const Table& table_of_families() {
                            .activation = &activation_family(),
                            .rope = &rope_family(),
                            .attention = &attention_family(),
+                           .attention_sink = &attention_sink_family(),
                            .context_attention = &context_attention_family(),
                            .embedding = &embedding_family(),
                            .router = &router_family(),

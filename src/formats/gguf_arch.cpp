@@ -345,6 +345,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   } else {
     need(!m.attn_logit_softcapping && !m.final_logit_softcapping, "model.attn_logit_softcapping");
   }
+  need(m.softmax_type == config::SoftmaxType::vanilla, "model.softmax_type");
   const double width = a == "gemma2" && m.num_layers == 46
                            ? static_cast<double>(m.hidden_size) / static_cast<double>(m.num_attention_heads)
                            : static_cast<double>(*m.kv_channels);
@@ -358,6 +359,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   need(m.activation_func == activation, "model.activation_func=" + std::string(enum_name(m.activation_func)) +
                                             " (" + a + " always computes " +
                                             std::string(enum_name(activation)) + ")");
+  need(!m.activation_func_clamp_value && m.glu_linear_offset == 0, "model.activation_func_clamp_value");
   need((m.normalization == config::Normalization::layer_norm) == gpt2, "model.normalization");
   need(m.add_bias_linear == gpt2, "model.add_bias_linear");
   need(gpt2 || a == "llama" || (!*m.add_attention_output_bias && !*m.add_mlp_bias),

@@ -8,6 +8,7 @@
 #include "formats/fp8_weights.hpp"
 #include "formats/hf_config.hpp"
 #include "formats/hf_directory.hpp"
+#include "formats/mxfp4_weights.hpp"
 
 namespace capstan::formats {
 
@@ -23,7 +24,7 @@ bool is_buffer(std::string_view name) {
 class HfModelFiles final : public ExternalModel {
  public:
   HfModelFiles(const std::string& name, const std::filesystem::path& path)
-      : directory_(path), tensors_(directory_) {
+      : directory_(path), from_fp8_(directory_), tensors_(from_fp8_) {
     name_ = name;
     const HfModel read = read_hf_config(directory_.read_text(kConfigFile), (path / kConfigFile).string());
     family_ = read.family;
@@ -80,8 +81,9 @@ class HfModelFiles final : public ExternalModel {
   }
 
   HfDirectory directory_;
-  // The directory's tensors, dequantized.
-  Fp8Weights tensors_;
+  // The directory's tensors, dequantized: from FP8, and then from MXFP4.
+  Fp8Weights from_fp8_;
+  Mxfp4Weights tensors_;
   const Family* family_ = nullptr;
 };
 

@@ -86,6 +86,9 @@ class Builder {
   }
 
   void attention(const std::string& ours, const std::string& theirs) {
+    if (m_.softmax_type == config::SoftmaxType::learnable)
+      add_full(ours + "core_attention.softmax_offset", theirs + named(n_.sinks, "attention sinks"),
+               {m_.num_attention_heads});
     if (m_.multi_latent_attention) return latent_attention(ours, theirs);
     std::vector<Segment> segments;
     const auto add = [&](const std::string& separate, int64_t fused_begin, int64_t begin, int64_t source,
@@ -147,6 +150,7 @@ class Builder {
     const int64_t count = *m_.num_moe_experts, ffn = *m_.moe_ffn_hidden_size, h = m_.hidden_size;
     add_full(ours + "router.weight", theirs + named(n_.router, "experts") + ".weight", {count, h});
     if (!m_.gated_linear_unit) fail_without_names("experts without a gate");
+    if (!n_.experts_gate_up.empty()) return experts_of_one_tensor(ours, theirs);
     if (*m_.add_mlp_bias) fail_without_names("experts with biases");
     if (m_.moe_router_enable_expert_bias)
       add_full(ours + "router.expert_bias", theirs + named(n_.expert_bias, "the bias of each expert"),
@@ -163,6 +167,41 @@ class Builder {
     if (m_.moe_shared_expert_gate)
       add_full(ours + "shared_experts.gate_weight",
                theirs + named(n_.shared_expert_gate, "a gate of the shared expert") + ".weight", {1, h});
+  }
+
+  void experts_of_one_tensor(const std::string& ours, const std::string& theirs) {
+    const int64_t count = *m_.num_moe_experts, ffn = *m_.moe_ffn_hidden_size, h = m_.hidden_size;
+    if (m_.moe_shared_expert_intermediate_size) fail_without_names("a shared expert");
+    if (m_.moe_router_enable_expert_bias) fail_without_names("the bias of each expert");
+    transposed(ours + "experts.linear_fc1.weight", theirs + n_.experts_gate_up, h, 2 * ffn, true);
+    transposed(ours + "experts.linear_fc2.weight", theirs + n_.experts_down, ffn, h, false);
+    if (!*m_.add_mlp_bias) return;
+    add_full(ours + "router.bias", theirs + n_.router + ".bias", {count});
+    add_full(ours + "experts.linear_fc2.bias", theirs + n_.experts_down_bias, {count, h});
+    const std::string gate_up = theirs + n_.experts_gate_up_bias;
+    table_.sources[gate_up] = {count, 2 * ffn};
+    table_.targets[ours + "experts.linear_fc1.bias"] = {{count, 2 * ffn}, 1, 1, alternating(gate_up, 0, ffn)};
+  }
+
+  // Gate, then up, of slices that alternate in the source.
+  static std::vector<Segment> alternating(const std::string& source, int64_t begin, int64_t ffn) {
+    return {{source, begin, begin, ffn, 1, 2}, {source, begin + ffn, begin + 1, ffn, 1, 2}};
+  }
+
+  // Matrices [out, in] of all experts, of a file's tensor [experts, in, out].
+  void transposed(const std::string& ours, const std::string& theirs, int64_t in, int64_t out,
+                  bool alternates) {
+    const int64_t experts = *m_.num_moe_experts;
+    Arrangement& target = table_.targets[ours];
+    target.shape = {experts, out, in};
+    target.source_dimension = 1;
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      const int64_t begin = checked_mul(expert, out);
+      std::vector<Segment> segments{{theirs, begin, begin, out}};
+      if (alternates) segments = alternating(theirs, begin, out / 2);
+      target.segments.insert(target.segments.end(), segments.begin(), segments.end());
+    }
+    table_.sources[theirs] = {experts, in, out};
   }
 
   // Matrices [out, in] of all experts, each of the rows of several files' matrices, named without ".weight".

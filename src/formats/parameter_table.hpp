@@ -23,6 +23,8 @@ struct TensorNames {
   // Fused q, k and v: all rows of q, then of k, then of v.
   std::string qkv;
   std::string q_norm, k_norm, output;
+  // The logits of attention sinks, a complete name.
+  std::string sinks;
   // Latent attention: `q` or q_down, q_norm and q_up; kv_down, kv_norm and kv_up.
   std::string q_down, q_up, kv_down, kv_norm, kv_up;
   // Gate and up projection of a gated MLP, separate or fused.
@@ -32,6 +34,9 @@ struct TensorNames {
   std::string down;
   // MoE layers: the router, and the projections of one expert, whose index is in place of `{}`.
   std::string router, expert_gate, expert_up, expert_down;
+  // All experts in one tensor [experts, in, out], and their biases [experts, out]: complete names. The
+  // elements of gate and up alternate.
+  std::string experts_gate_up, experts_gate_up_bias, experts_down, experts_down_bias;
   // The bias with which the router chooses, a complete name.
   std::string expert_bias;
   // The shared expert and its gate.

@@ -97,6 +97,8 @@ Layers layers_of(const ModelConfig& m, const TensorNames& names, bool parts) {
   Layers result;
   for (const auto& [name, arrangement] : table.targets) {
     if (!name.ends_with(kWeight) || name.find(".linear_") == std::string::npos) continue;
+    // A tensor of all experts is no module.
+    if (table.sources.at(arrangement.segments.front().source).rank() == 3) continue;
     const std::string path = module_of(name);
     for (const std::string& part : parts_of(arrangement)) {
       const Shape& shape = table.sources.at(part + std::string(kWeight));
@@ -212,7 +214,9 @@ AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, cons
   const auto all = config::adaptable_layers(model, peft.scheme);
   std::set<std::string_view> used;
   for (const std::string& path : all) {
-    const std::vector<Arrangement>& matrices = layers.ours.at(path);
+    const auto found = layers.ours.find(path);
+    if (found == layers.ours.end()) continue;
+    const std::vector<Arrangement>& matrices = found->second;
     const size_t before = result.modules.size();
     for (size_t expert = 0; expert < matrices.size(); ++expert) {
       const Arrangement& matrix = matrices[expert];
@@ -317,6 +321,13 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
   const config::PeftConfig& peft = adapters.peft;
   const Layers layers = layers_of(model, names, config::adapts_parts(peft.scheme));
   const ModuleIndex modules(adapters.modules);
+  for (const AdapterModule& module : adapters.modules)
+    if (!layers.ours.count(module.module))
+      fail(ErrorCode::unsupported,
+           "`" + module.module +
+               "` is in one tensor of all experts in the model's class, for which PEFT has no "
+               "adapter of this form",
+           "{merge_adapters}");
   std::map<std::string, std::vector<ModuleSlice>> slices;
   std::vector<std::string> problems;
   const auto add = [&](const std::string& path, const Arrangement& matrix, int64_t expert) {

@@ -21,7 +21,8 @@ ArrangementTable inverted(const ArrangementTable& table) {
       target.dimension = arrangement.source_dimension;
       target.source_dimension = arrangement.dimension;
       target.add = -arrangement.add;
-      target.segments.push_back({name, segment.source_begin, segment.begin, segment.count});
+      target.segments.push_back(
+          {name, segment.source_begin, segment.begin, segment.count, segment.source_step, segment.step});
     }
   }
   for (auto& [name, target] : result.targets)
@@ -47,9 +48,9 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
              " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8));
   }
   for (auto& [name, target] : table.targets) {
-    CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 3 &&
-                       (target.shape.size() < 3 || (target.dimension == 0 && target.add == 0)),
-                   "an arrangement of " + name);
+    CAPSTAN_ASSERT(
+        !target.shape.empty() && target.shape.size() <= 3 && (target.shape.size() < 3 || target.add == 0),
+        "an arrangement of " + name);
     RearrangedTensor info{{DType::f32, target.shape}, {}};
     if (!target.segments.empty()) info.dtype = source_.at(target.segments.front().source).dtype;
     for (const Segment& segment : target.segments)
@@ -61,31 +62,49 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
 
 namespace {
 
-// Transposes source [columns, rows] (row-major) to target [rows, columns], whose rows are `stride` elements
-// apart.
+// Distances of neighbors in a matrix, in elements: along the slices, and along a slice.
+struct SliceStrides {
+  int64_t slice, element;
+};
+
 template <class T>
-void transpose(const std::byte* source, int64_t rows, int64_t columns, std::byte* target, int64_t stride) {
+void copy_slices(const std::byte* source, SliceStrides from, int64_t slices, int64_t length,
+                 std::byte* target, SliceStrides to) {
   constexpr int64_t kTile = 32;
-  for (int64_t r0 = 0; r0 < rows; r0 += kTile)
-    for (int64_t c0 = 0; c0 < columns; c0 += kTile)
-      for (int64_t r = r0; r < std::min(r0 + kTile, rows); ++r)
-        for (int64_t c = c0; c < std::min(c0 + kTile, columns); ++c)
-          std::memcpy(target + (r * stride + c) * static_cast<int64_t>(sizeof(T)),
-                      source + (c * rows + r) * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  for (int64_t s0 = 0; s0 < slices; s0 += kTile)
+    for (int64_t e0 = 0; e0 < length; e0 += kTile)
+      for (int64_t s = s0; s < std::min(s0 + kTile, slices); ++s)
+        for (int64_t e = e0; e < std::min(e0 + kTile, length); ++e)
+          std::memcpy(target + (s * to.slice + e * to.element) * static_cast<int64_t>(sizeof(T)),
+                      source + (s * from.slice + e * from.element) * static_cast<int64_t>(sizeof(T)),
+                      sizeof(T));
 }
 
-void transpose(DType type, const std::byte* source, int64_t rows, int64_t columns, std::byte* target,
-               int64_t stride) {
+// Copies `slices` slices of `length` elements.
+void copy_slices(DType type, const std::byte* source, SliceStrides from, int64_t slices, int64_t length,
+                 std::byte* target, SliceStrides to) {
   switch (size_of(type)) {
     case 1:
-      return transpose<uint8_t>(source, rows, columns, target, stride);
+      return copy_slices<uint8_t>(source, from, slices, length, target, to);
     case 2:
-      return transpose<uint16_t>(source, rows, columns, target, stride);
+      return copy_slices<uint16_t>(source, from, slices, length, target, to);
     case 4:
-      return transpose<uint32_t>(source, rows, columns, target, stride);
+      return copy_slices<uint32_t>(source, from, slices, length, target, to);
     default:
-      return transpose<uint64_t>(source, rows, columns, target, stride);
+      return copy_slices<uint64_t>(source, from, slices, length, target, to);
   }
+}
+
+// The slices of a segment that lie in [first, last) of the target, as indices within the segment.
+struct SliceRange {
+  int64_t begin, end;
+};
+SliceRange slices_within(const Segment& segment, int64_t first, int64_t last) {
+  const auto before = [&](int64_t end) {
+    return std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, end - segment.begin), segment.step), 0,
+                               segment.count);
+  };
+  return {before(first), before(last)};
 }
 
 }  // namespace
@@ -102,9 +121,10 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
   if (target.shape.size() == 3) {
     const auto bytes = static_cast<size_t>(wanted.sizes[1] * wanted.sizes[2] * element);
     for (int64_t i = 0; i < wanted.sizes[0]; ++i) {
-      const int64_t first_row = (wanted.offsets[0] + i) * target.shape[1] + wanted.offsets[1];
-      read_segments(target, dtype, {{first_row, wanted.offsets[2]}, {wanted.sizes[1], wanted.sizes[2]}},
-                    out.subspan(static_cast<size_t>(i) * bytes, bytes));
+      Region of_matrix{{wanted.offsets[1], wanted.offsets[2]}, {wanted.sizes[1], wanted.sizes[2]}};
+      of_matrix.offsets[target.dimension] +=
+          (wanted.offsets[0] + i) * target.shape[static_cast<int>(target.dimension) + 1];
+      read_segments(target, dtype, of_matrix, out.subspan(static_cast<size_t>(i) * bytes, bytes));
     }
     return;
   }
@@ -121,50 +141,60 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
               out.data(), dtype);
 }
 
-void RearrangedSource::read_source(const std::string& name, DType dtype, const Region& wanted,
-                                   std::span<std::byte> out) {
+void RearrangedSource::read_source(const std::string& name, size_t dimension, DType dtype,
+                                   const Region& wanted, std::span<std::byte> out) {
   const Shape& shape = source_.at(name).shape;
   if (shape.size() < 3) return source_.read(name, dtype, wanted, out);
-  const int64_t matrix = wanted.offsets[0] / shape[1], row = wanted.offsets[0] % shape[1];
-  CAPSTAN_ASSERT(row + wanted.sizes[0] <= shape[1], "a segment in two matrices of " + name);
-  source_.read(name, dtype, {{matrix, row, wanted.offsets[1]}, {1, wanted.sizes[0], wanted.sizes[1]}}, out);
+  const int64_t slices = shape[static_cast<int>(dimension) + 1], matrix = wanted.offsets[dimension] / slices;
+  Region of_matrix{{matrix, wanted.offsets[0], wanted.offsets[1]}, {1, wanted.sizes[0], wanted.sizes[1]}};
+  of_matrix.offsets[dimension + 1] %= slices;
+  CAPSTAN_ASSERT(of_matrix.offsets[dimension + 1] + wanted.sizes[dimension] <= slices,
+                 "a segment in two matrices of " + name);
+  source_.read(name, dtype, of_matrix, out);
 }
 
 void RearrangedSource::read_segments(const Arrangement& target, DType dtype, const Region& wanted,
                                      std::span<std::byte> out) {
-  const int64_t element = size_of(dtype);
-  const size_t along = target.dimension, across = 1 - along;
-  const bool flat = wanted.sizes.size() == 1;
-  const int64_t first = wanted.offsets[along], last = first + wanted.sizes[along];
-  const int64_t columns = flat ? 1 : wanted.sizes[1];
-
+  const int64_t first = wanted.offsets[target.dimension], last = first + wanted.sizes[target.dimension];
   int64_t covered = 0;
-  for (const Segment& segment : target.segments)
-    covered +=
-        std::max<int64_t>(0, std::min(last, segment.begin + segment.count) - std::max(first, segment.begin));
-  if (covered < wanted.sizes[along]) std::memset(out.data(), 0, out.size());
-
   for (const Segment& segment : target.segments) {
-    const int64_t begin = std::max(first, segment.begin), end = std::min(last, segment.begin + segment.count);
-    if (begin >= end) continue;
-    Region source_region = wanted;
-    source_region.offsets[target.source_dimension] = begin - segment.begin + segment.source_begin;
-    source_region.sizes[target.source_dimension] = end - begin;
-    if (along == target.source_dimension) {
-      CAPSTAN_ASSERT(along == 0, "segments along columns of " + segment.source);
-      read_source(segment.source, dtype, source_region,
-                  out.subspan(static_cast<size_t>((begin - first) * columns * element),
-                              static_cast<size_t>((end - begin) * columns * element)));
-      continue;
-    }
-    source_region.offsets[along] = wanted.offsets[across];
-    source_region.sizes[along] = wanted.sizes[across];
-    slice_.resize(static_cast<size_t>(source_region.sizes.elements() * element));
-    read_source(segment.source, dtype, source_region, slice_);
-    const int64_t offset_of_run = along == 0 ? (begin - first) * columns : begin - first;
-    transpose(dtype, slice_.data(), source_region.sizes[1], source_region.sizes[0],
-              out.data() + offset_of_run * element, columns);
+    const SliceRange slices = slices_within(segment, first, last);
+    covered += slices.end - slices.begin;
   }
+  if (covered < wanted.sizes[target.dimension]) std::memset(out.data(), 0, out.size());
+  for (const Segment& segment : target.segments) read_segment(target, segment, dtype, wanted, out);
+}
+
+void RearrangedSource::read_segment(const Arrangement& target, const Segment& segment, DType dtype,
+                                    const Region& wanted, std::span<std::byte> out) {
+  const size_t along = target.dimension, source_along = target.source_dimension;
+  const int64_t first = wanted.offsets[along], element = size_of(dtype),
+                columns = wanted.sizes.size() == 1 ? 1 : wanted.sizes[1];
+  const SliceRange slices = slices_within(segment, first, first + wanted.sizes[along]);
+  const int64_t count = slices.end - slices.begin;
+  if (count == 0) return;
+  Region source = wanted;
+  if (along != source_along) {
+    source.offsets[along] = wanted.offsets[1 - along];
+    source.sizes[along] = wanted.sizes[1 - along];
+  }
+  source.offsets[source_along] = segment.source_begin + slices.begin * segment.source_step;
+  source.sizes[source_along] = (count - 1) * segment.source_step + 1;
+  const int64_t begin = segment.begin + slices.begin * segment.step - first;
+  if (along == 0 && source_along == 0 && segment.step == 1 && segment.source_step == 1)
+    return read_source(segment.source, 0, dtype, source,
+                       out.subspan(static_cast<size_t>(begin * columns * element),
+                                   static_cast<size_t>(count * columns * element)));
+  slice_.resize(static_cast<size_t>(source.sizes.elements() * element));
+  read_source(segment.source, source_along, dtype, source, slice_);
+  const auto strides = [](size_t dimension, int64_t row, int64_t step) {
+    return dimension == 0 ? SliceStrides{row * step, 1} : SliceStrides{step, row};
+  };
+  const int64_t source_columns = source.sizes.size() == 1 ? 1 : source.sizes[1];
+  const SliceStrides to = strides(along, columns, 1);
+  copy_slices(dtype, slice_.data(), strides(source_along, source_columns, segment.source_step), count,
+              wanted.sizes.size() == 1 ? 1 : wanted.sizes[1 - along], out.data() + begin * to.slice * element,
+              strides(along, columns, segment.step));
 }
 
 }  // namespace capstan::formats

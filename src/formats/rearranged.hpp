@@ -11,14 +11,15 @@
 
 namespace capstan::formats {
 
-// The slices [begin, begin + count) of the target are slices of the source, in their order.
+// `count` slices of the target, from `begin` on and `step` apart, are slices of the source, in their order.
 struct Segment {
   std::string source;
   int64_t begin = 0, source_begin = 0, count = 0;
+  int64_t step = 1, source_step = 1;
 };
 
 // A target tensor of one to three dimensions. Elements that no segment covers are zero. The segments of a
-// tensor of three dimensions, target or source, count the rows of all its matrices in their order, and each
+// tensor of three dimensions, target or source, count the slices of all its matrices in their order, and each
 // lies in one matrix.
 struct Arrangement {
   Shape shape;
@@ -54,10 +55,14 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
  private:
   // `wanted`: in the matrix of all rows.
   void read_segments(const Arrangement& target, DType dtype, const Region& wanted, std::span<std::byte> out);
-  void read_source(const std::string& name, DType dtype, const Region& wanted, std::span<std::byte> out);
+  void read_segment(const Arrangement& target, const Segment& segment, DType dtype, const Region& wanted,
+                    std::span<std::byte> out);
+  // `wanted`: in the matrix of all slices, which are along `dimension`.
+  void read_source(const std::string& name, size_t dimension, DType dtype, const Region& wanted,
+                   std::span<std::byte> out);
 
   checkpoint::TensorSource& source_;
-  // Buffer of a slice to transpose.
+  // Buffer of slices that are copied one by one.
   std::vector<std::byte> slice_;
 };
 

@@ -39,6 +39,8 @@ constexpr Counterpart kActivations[] = {
     {"torch._C._nn.silu", "silu"},
     {"megatron.core.activations.squared_relu", "squared_relu"},
     {"megatron.core.activations.fast_gelu", "gelu_tanh"},
+    {"megatron.core.activations.quick_gelu", "quick_gelu"},
+    {"megatron.core.fusions.fused_bias_geglu.quick_gelu", "quick_gelu"},
 };
 constexpr Counterpart kMomentTypes[] = {
     {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
@@ -215,7 +217,6 @@ constexpr Rule kTable[] = {
               "model.moe_router_fusion",
               kKernels),
     no_effect("model.apply_query_key_layer_scaling", "the softmax is computed in fp32 without rescaling"),
-    no_effect("model.softmax_type", "attention here is the plain softmax"),
     no_effect("model.calculate_per_token_loss", "gradients are divided once by the number of tokens"),
     no_effect("model.batch_p2p_sync model.deallocate_pipeline_outputs "
               "model.clone_scatter_output_in_embedding model.scatter_embedding_sequence_parallel "
@@ -231,7 +232,6 @@ constexpr Rule kTable[] = {
     no_effect("model.mlp_chunks_for_prefill", "this is a recipe for training"),
     no_effect("model.moe_deepep_num_sms", kKernels),
     no_effect("model.use_mamba_mem_eff_path", "there are no Mamba layers"),
-    no_effect("model.glu_linear_offset", "the gate has no offset"),
     no_effect("model.is_hybrid_model", "there are no Mamba layers"),
     no_effect("model.deterministic_mode", "runs are deterministic anyway"),
     no_effect("model.microbatch_group_size_per_vp_stage", "follows from the stages"),

@@ -36,6 +36,8 @@ constexpr Model kModels[] = {
     {"gemma-2-2b", "gemma2-2b"},
     {"gemma-2-9b", "gemma2-9b"},
     {"gemma-2-27b", "gemma2-27b"},
+    {"gpt-oss-20b", "gpt-oss-20b"},
+    {"gpt-oss-120b", "gpt-oss-120b"},
     {"mistral-7b-v0.1", "mistral-7b-v0.1"},
     {"mistral-7b-v0.3", "mistral-7b"},
     {"mistral-7b-instruct-v0.1", "mistral-7b-v0.1"},

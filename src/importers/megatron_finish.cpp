@@ -19,6 +19,9 @@ void activation(Reader& r) {
   if (r.is_true("--swiglu")) {
     r.set("model.gated_linear_unit", "true", "--swiglu");
     r.set("model.activation_func", "silu", "--swiglu");
+  } else if (r.is_true("--quick-geglu")) {
+    r.set("model.gated_linear_unit", "true", "--quick-geglu");
+    r.set("model.activation_func", "quick_gelu", "--quick-geglu");
   } else if (r.is_true("--squared-relu")) {
     r.set("model.activation_func", "squared_relu", "--squared-relu");
   } else if (r.is_true("--openai-gelu")) {

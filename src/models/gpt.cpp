@@ -47,12 +47,13 @@ void require(bool condition, const std::string& message) {
   if (!condition) fail(ErrorCode::config, message);
 }
 
-kernels::ActivationKind activation_of(config::Activation activation) {
+kernels::ActivationKind activation_kind_of(config::Activation activation) {
   switch (activation) {
     case config::Activation::gelu:
       return kernels::ActivationKind::gelu;
     case config::Activation::gelu_tanh:
       return kernels::ActivationKind::gelu_tanh;
+    case config::Activation::quick_gelu:
     case config::Activation::silu:
       return kernels::ActivationKind::silu;
     case config::Activation::relu:
@@ -61,6 +62,28 @@ kernels::ActivationKind activation_of(config::Activation activation) {
       return kernels::ActivationKind::squared_relu;
   }
   fail(ErrorCode::internal, "unknown activation");
+}
+kernels::ActivationFunction activation_of(const ModelConfig& c) {
+  kernels::ActivationFunction function{.kind = activation_kind_of(c.activation_func),
+                                       .gated = c.gated_linear_unit};
+  if (c.activation_func == config::Activation::quick_gelu) function.slope = 1.702f;
+  if (!function.gated) return function;
+  function.limit = static_cast<float>(c.activation_func_clamp_value.value_or(0));
+  function.up_offset = static_cast<float>(c.glu_linear_offset);
+  return function;
+}
+
+nn::Attention::Options::Sink sink_of(config::SoftmaxType type) {
+  using Sink = nn::Attention::Options::Sink;
+  switch (type) {
+    case config::SoftmaxType::vanilla:
+      return Sink::none;
+    case config::SoftmaxType::off_by_one:
+      return Sink::zero;
+    case config::SoftmaxType::learnable:
+      return Sink::learned;
+  }
+  fail(ErrorCode::internal, "unknown softmax");
 }
 
 ops::RouterOptions router_of(const ModelConfig& c) {
@@ -83,7 +106,6 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   o.hidden = dense.hidden;
   o.experts = *c.num_moe_experts;
   o.ffn = resolved(c.moe_ffn_hidden_size, "moe_ffn_hidden_size");
-  o.gated = dense.gated;
   o.bias = dense.bias;
   o.activation = dense.activation;
   o.router = router_of(c);
@@ -311,15 +333,15 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   const bool full_attention =
       c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
   if (c.window_size && !full_attention) a.window = *c.window_size;
+  a.sink = sink_of(c.softmax_type);
   a.dropout = c.attention_dropout;
   a.init = init;
   a.output_init = output_init;
   nn::Mlp::Options& m = o.mlp;
   m.hidden = hidden_;
   m.ffn = resolved(c.ffn_hidden_size, "ffn_hidden_size");
-  m.gated = c.gated_linear_unit;
   m.bias = config::has_mlp_biases(c);
-  m.activation = activation_of(c.activation_func);
+  m.activation = activation_of(c);
   m.init = init;
   m.output_init = output_init;
   if (config::is_moe_layer(c, layer)) o.moe = moe_options(c, m);

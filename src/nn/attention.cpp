@@ -4,11 +4,17 @@
 
 namespace capstan::nn {
 
-Attention::Attention(const ParamList& parameters, const ModulePath& path, const Options& options)
+Attention::Attention(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options),
       parallel_(parameters.parallel().tensor),
       context_parallel_(parameters.parallel().context_of(path.layer)),
-      layer_(static_cast<uint64_t>(path.layer)) {}
+      layer_(static_cast<uint64_t>(path.layer)) {
+  sink_.present = options.sink != Options::Sink::none;
+  if (options.sink != Options::Sink::learned) return;
+  ParamSpec logits = path.inside("core_attention").spec("softmax_offset", {options.heads}, options.init);
+  logits.sharding = {ShardingAxis::tensor, 0};
+  sink_.logits = &parameters.add(std::move(logits));
+}
 
 Var Attention::attend(Tape& tape, Var qkv, ops::AttentionOptions attention, const TokenContext& context,
                       const LayerCache& cache) const {
@@ -17,6 +23,7 @@ Var Attention::attend(Tape& tape, Var qkv, ops::AttentionOptions attention, cons
   attention.shape.scale = static_cast<float>(options_.scale);
   attention.shape.softcap = static_cast<float>(options_.softcap);
   attention.shape.window = options_.window;
+  attention.sink = sink_;
   attention.shape.head_offset = parallel_.rank() * attention.layout.heads();
   if (cache.keys_values) {
     ops::LayerKvCache& keys_values = *cache.keys_values;

@@ -37,6 +37,9 @@ class Attention {
     double softcap = 0;
     // Keys visible to a query, its own included; 0: all earlier keys.
     int64_t window = 0;
+    // A further logit of each head in the denominator of its softmax, without a value (attention sink): none,
+    // 0, or the parameter core_attention.softmax_offset [heads].
+    enum class Sink : uint8_t { none, zero, learned } sink = Sink::none;
     // Dropout probability of the attention probabilities.
     double dropout = 0;
     Init init, output_init;
@@ -52,7 +55,7 @@ class Attention {
   virtual const Parameter* output_bias() const = 0;
 
  protected:
-  Attention(const ParamList& parameters, const ModulePath& path, const Options& options);
+  Attention(ParamList& parameters, const ModulePath& path, const Options& options);
 
   // Attention of this rank's heads in packed QKV, with the mask, dropout and scale of the module's options:
   // [N, heads * v_dim]. `attention`: heads, their widths, norm and rotation.
@@ -64,6 +67,7 @@ class Attention {
 
  private:
   ops::ContextParallel context_parallel_;
+  ops::AttentionSink sink_;
   uint64_t layer_;
 };
 

@@ -5,13 +5,14 @@
 
 namespace capstan::nn {
 
-// fc2(act(fc1(x))), or gated: fc2(act(gate) * up) with fc1 = [gate; up].
+// fc2(act(fc1(x))), or gated: fc2(act(gate) * up) with fc1 = [gate; up], with the slope, limits and offset of
+// the activation.
 class Mlp {
  public:
   struct Options {
     int64_t hidden = 0, ffn = 0;
-    bool gated = false, bias = false;
-    kernels::ActivationKind activation = kernels::ActivationKind::gelu;
+    bool bias = false;
+    kernels::ActivationFunction activation{.kind = kernels::ActivationKind::gelu, .gated = false};
     Init init, output_init;
   };
   Mlp(ParamList& parameters, const ModulePath& path, const Options& options);

@@ -11,7 +11,7 @@ namespace capstan::nn {
 
 // The parts of fc1 with adapters of their own.
 static std::vector<OutputSlice> slices_of(const Moe::Options& o, int ranks) {
-  if (!o.gated) return {};
+  if (!o.activation.gated) return {};
   const int64_t ffn = o.ffn / ranks;
   const Sharding sharding{{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1}};
   return {{"linear_fc1_gate", {1, 0, ffn}, o.ffn, sharding},
@@ -29,6 +29,11 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   ParamSpec router = path.inside("router").spec("weight", {options.experts, options.hidden}, options.init);
   router.partial_over_tensor = rows_are_sharded;
   router_ = &parameters.add(std::move(router));
+  if (options.bias) {
+    ParamSpec bias = path.inside("router").spec("bias", {options.experts}, {Init::Kind::zeros});
+    bias.partial_over_tensor = rows_are_sharded;
+    router_bias_ = &parameters.add(std::move(bias));
+  }
   if (options.expert_bias) {
     ParamSpec bias = path.inside("router").spec("expert_bias", {options.experts}, {Init::Kind::zeros});
     bias.buffer = true;
@@ -36,10 +41,10 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   }
 
   const ModulePath experts = path.inside("experts");
-  const int64_t first_width = options.ffn * (options.gated ? 2 : 1);
+  const int64_t parts = options.activation.gated ? 2 : 1, first_width = options.ffn * parts;
   ParamSpec fc1 =
       experts.spec("linear_fc1.weight", {options.experts, first_width, options.hidden}, options.init);
-  fc1.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1, options.gated ? 2 : 1}};
+  fc1.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1, parts}};
   ParamSpec fc2 =
       experts.spec("linear_fc2.weight", {options.experts, options.hidden, options.ffn}, options.output_init);
   fc2.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 2}};
@@ -50,15 +55,18 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   fc2_adapter_.emplace(parameters, experts.inside("linear_fc2"), *fc2_, LinearSharding::row,
                        std::vector<OutputSlice>{});
   if (!fc1_adapter_->empty() || !fc2_adapter_->empty()) adapter_dropout_ = parameters.adapters()->dropout;
-  const auto bias = [&](const char* name, int64_t width) {
-    ParamSpec spec = experts.spec(name, {options.experts, width}, {Init::Kind::zeros});
-    spec.sharding = {ShardingAxis::expert, 0};
-    spec.no_weight_decay = true;
-    return &parameters.add(std::move(spec));
-  };
   if (options.bias) {
-    fc1_bias_ = bias("linear_fc1.bias", first_width);
-    fc2_bias_ = bias("linear_fc2.bias", options.hidden);
+    ParamSpec first = experts.spec("linear_fc1.bias", {options.experts, first_width}, {Init::Kind::zeros}),
+              second =
+                  experts.spec("linear_fc2.bias", {options.experts, options.hidden}, {Init::Kind::zeros});
+    first.no_weight_decay = second.no_weight_decay = true;
+    first.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1, parts}};
+    second.sharding = {ShardingAxis::expert, 0};
+    const ShardRanks::AxisRank width = parallel_.shard_ranks().expert_tensor;
+    second.partial_over_tensor = width.size > 1;
+    adds_fc2_bias_ = width.rank == 0;
+    fc1_bias_ = &parameters.add(std::move(first));
+    fc2_bias_ = &parameters.add(std::move(second));
   }
 
   dispatcher_ = make_token_dispatcher(options.dispatcher, parallel_,
@@ -74,7 +82,6 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   shared_.emplace(parameters, shared,
                   Mlp::Options{.hidden = options.hidden,
                                .ffn = options.shared_ffn,
-                               .gated = options.gated,
                                .activation = options.activation,
                                .init = options.init,
                                .output_init = options.output_init});
@@ -97,7 +104,7 @@ Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
 ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) const {
   const Var input =
       ops::jitter(tape, x, context.router_jitter(options_.input_jitter, static_cast<uint64_t>(layer_)));
-  const Var logits = ops::router_logits(tape, input, *router_, options_.router_in_fp64);
+  const Var logits = ops::router_logits(tape, input, *router_, router_bias_, options_.router_in_fp64);
   const ParamPin bias = tape.pin(expert_bias_);
   ops::Routing routing = ops::route(tape, logits, options_.router, *bias);
   add_losses(tape, logits, context, routing);
@@ -183,15 +190,14 @@ Tensor Moe::dropout_rows(const TokenContext& context) const {
 
 Var Moe::run_experts(Tape& tape, const ExpertInput& input, const TokenContext& context) const {
   const RowsOfExperts rows{input.order.sizes(), input.dropout_rows, input.expected_rows};
-  const auto linear = [&](const Var& x, const Parameter& weight, const Parameter* bias,
+  const auto linear = [&](const Var& x, const Parameter& weight, const Parameter* bias, bool adds_bias,
                           const Adapter& adapter) {
-    Var y = ops::grouped_linear(tape, x, rows.sizes, weight, bias, rows.expected_rows);
+    Var y = ops::grouped_linear(tape, x, rows.sizes, weight, bias, rows.expected_rows, adds_bias);
     return adapter.empty() ? y : adapter.apply(tape, std::move(y), x, context, &rows);
   };
-  Var y = linear(input.rows, *fc1_, fc1_bias_, *fc1_adapter_);
-  y = ops::expert_activation(tape, y, input.order, {.kind = options_.activation, .gated = options_.gated},
-                             input.weights);
-  return linear(y, *fc2_, fc2_bias_, *fc2_adapter_);
+  Var y = linear(input.rows, *fc1_, fc1_bias_, true, *fc1_adapter_);
+  y = ops::expert_activation(tape, y, input.order, options_.activation, input.weights);
+  return linear(y, *fc2_, fc2_bias_, adds_fc2_bias_, *fc2_adapter_);
 }
 
 Var Moe::run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const {

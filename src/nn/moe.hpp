@@ -12,10 +12,11 @@ namespace capstan::nn {
 // Mixture of experts: the router chooses topk experts for each token, whose outputs are summed with the
 // router's probabilities; a shared expert adds its output for every token. Parameters:
 //   router.weight [experts, hidden]
+//   router.bias [experts]
 //   router.expert_bias [experts], a buffer, with Options::expert_bias
 //   experts.linear_fc1.weight [experts, ffn or 2 ffn, hidden], gated: the gate's rows, then those of up
 //   experts.linear_fc2.weight [experts, hidden, ffn]
-//   experts.linear_fc1.bias, experts.linear_fc2.bias
+//   experts.linear_fc1.bias [experts, ffn or 2 ffn], experts.linear_fc2.bias [experts, hidden]
 //   adapters of experts.linear_fc1 and experts.linear_fc2 (nn/adapter.hpp)
 //   shared_experts: an Mlp; shared_experts.gate_weight [1, hidden]
 // With sequence parallelism each tensor-parallel rank routes its own rows. Where experts, or parts of their
@@ -26,8 +27,9 @@ class Moe {
   enum class Balance : uint8_t { none, micro_batch, sequence, global_batch };
   struct Options {
     int64_t hidden = 0, experts = 0, ffn = 0;
-    bool gated = false, bias = false;
-    kernels::ActivationKind activation = kernels::ActivationKind::gelu;
+    // Biases of the router and of the experts, as in Megatron.
+    bool bias = false;
+    kernels::ActivationFunction activation{.kind = kernels::ActivationKind::gelu, .gated = false};
     ops::RouterOptions router;
     // Logits and scores in fp64; false: in fp32.
     bool router_in_fp64 = false;
@@ -86,11 +88,15 @@ class Moe {
   Parallel parallel_;
   int64_t layer_;
   const Parameter* router_;
+  // Null: none.
+  const Parameter* router_bias_ = nullptr;
   const Parameter *fc1_, *fc2_;
   // Null: no bias of the experts.
   const Parameter* expert_bias_ = nullptr;
   // Null: none.
   const Parameter *fc1_bias_ = nullptr, *fc2_bias_ = nullptr;
+  // One of the ranks that share an expert's width adds the bias of fc2 to their sum.
+  bool adds_fc2_bias_ = true;
   std::optional<Adapter> fc1_adapter_, fc2_adapter_;
   // Dropout probability of the adapters of experts; 0 without them.
   double adapter_dropout_ = 0;

@@ -50,4 +50,29 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
   return result;
 }
 
+Var activation(Tape& tape, const Var& x, const kernels::ActivationFunction& function) {
+  Device& device = tape.device();
+  const int64_t rows = x.size(0), width = x.size(1);
+  CAPSTAN_ASSERT(x.value.is_contiguous() && (!function.gated || width % 2 == 0),
+                 "activation: x " + x.value.text());
+  const int64_t cols = function.gated ? width / 2 : width;
+  const Tensor y = Tensor::empty(device, {rows, cols}, x.dtype());
+  launch(device, device.table().activation->expert_forward, function, x.value, Tensor(), Tensor(), y, rows,
+         cols);
+  const auto bytes = static_cast<double>(x.value.bytes() + y.bytes());
+  return tape.record({.name = "activation",
+                      .inputs = {x},
+                      .outputs = {y},
+                      .cost = {0, bytes},
+                      .backward_cost = {0, bytes + static_cast<double>(x.value.bytes())},
+                      .saved = {x.value},
+                      .backward = [function, rows, cols](BackwardContext& ctx) {
+                        const Tensor dx = reuse_or_empty(ctx.saved(0));
+                        launch(ctx.device(), ctx.device().table().activation->expert_backward, function,
+                               ctx.output_gradient(), ctx.saved(0), Tensor(), Tensor(), dx, Tensor(), rows,
+                               cols);
+                        ctx.accumulate_gradient(0, dx);
+                      }})[0];
+}
+
 }  // namespace capstan::ops

@@ -10,4 +10,8 @@ namespace capstan::ops {
 Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind, bool gated,
                     const Parameter* reader = nullptr);
 
+// y[N, f] = function(x) of x[N, f], or gated of x[N, 2 f] = [gate, up], with slope, limits and offset. Saves
+// x only; the gradient overwrites its memory.
+Var activation(Tape& tape, const Var& x, const kernels::ActivationFunction& function);
+
 }  // namespace capstan::ops

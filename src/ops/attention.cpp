@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/table.hpp"
+#include "ops/norm_parameters.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::ops {
@@ -29,6 +30,41 @@ double attention_flops(const AttentionOptions& o, int64_t seq) {
          seen;
 }
 
+std::vector<const Parameter*> AttentionOptions::parameters() const {
+  std::vector<const Parameter*> all = transform.parameters();
+  if (sink.logits) all.push_back(sink.logits);
+  return all;
+}
+
+namespace {
+
+// The elements of a parameter with one for each head, of the heads of the shape.
+Tensor of_heads(const Tensor& x, const kernels::AttentionShape& shape, int64_t first_head) {
+  return x.defined() ? x.flat_range(first_head, shape.heads(), {shape.heads()}) : x;
+}
+
+}  // namespace
+
+void AttentionSink::apply(StepContext& context, const kernels::AttentionShape& shape, int64_t first_head,
+                          const Heads& out, const Tensor& lse) const {
+  if (!present) return;
+  const ParamPin pinned(context.store, logits);
+  launch(context.device, context.device.table().attention_sink->forward, shape,
+         of_heads(*pinned, shape, first_head), out, lse);
+}
+
+void AttentionSink::backward(BackwardContext& ctx, const kernels::AttentionShape& shape, int64_t first_head,
+                             const Heads& out, const Tensor& lse, const Heads& dout) const {
+  if (!logits) return;
+  const Tensor partial = partial_for(ctx.device(), ctx.context().store, logits, logits->shape().elements());
+  if (partial.defined()) {
+    const auto pinned = ctx.pin(logits);
+    launch(ctx.device(), ctx.device().table().attention_sink->backward, shape,
+           of_heads(*pinned, shape, first_head), out, lse, dout, of_heads(partial, shape, first_head));
+  }
+  accumulate_parameter_gradient(ctx, logits, partial);
+}
+
 namespace {
 
 void check_rows(const Tensor& qkv, const AttentionOptions& options) {
@@ -37,6 +73,8 @@ void check_rows(const Tensor& qkv, const AttentionOptions& options) {
                      qkv.size(1) == options.layout.row(),
                  "attention: qkv " + qkv.text());
   options.transform.check(qkv, options.layout);
+  CAPSTAN_ASSERT(!options.sink.logits || options.sink.logits->shape() == Shape{options.layout.heads()},
+                 "attention: sinks " + options.sink.logits->shape().text());
 }
 
 // The heads of packed QKV with transformed queries and keys in new memory; values stay in qkv.
@@ -90,6 +128,7 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
     launch(device, kernel.forward_workspace(shape, qkv.dtype(), options.documents.count()), kernel.forward,
            shape, x.q, x.k, x.v, options.documents, dropout_rows,
            output_heads(out, layout, options.shape.v_dim), lse);
+    options.sink.apply(tape.context(), shape, 0, output_heads(out, layout, shape.v_dim), lse);
   }
 
   const double flops = attention_flops(options, options.shape.seq);
@@ -101,7 +140,7 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
       {.name = "attention",
        .inputs = {std::move(qkv)},
        .outputs = {out},
-       .parameters = options.transform.parameters(),
+       .parameters = options.parameters(),
        .cost = {flops, bytes + before},
        .backward_cost = {2 * flops, 2 * bytes + after},
        .saved = {saved, out, lse},
@@ -121,6 +160,9 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
                   dropout_rows, dx.q, dx.k, dx.v);
          }
          options.transform.backward(ctx, options.layout, saved_qkv, dqkv);
+         options.sink.backward(ctx, shape, 0, output_heads(ctx.saved(1), options.layout, shape.v_dim),
+                               ctx.saved(2),
+                               output_heads(ctx.output_gradient(), options.layout, shape.v_dim));
          ctx.accumulate_gradient(0, dqkv);
        }})[0];
 }
@@ -150,8 +192,12 @@ Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const
   const QkvHeads x =
       transformed(tape.context(), qkv.value, options, transforms_in_place(qkv.value, options.transform));
   const kernels::Attention& kernel = *device.table().attention;
+  const Heads heads = output_heads(out, layout, shape.v_dim);
+  Tensor lse;
+  if (options.sink.present) lse = Tensor::empty(device, {shape.batch, layout.heads(), shape.seq});
   launch(device, kernel.decode_workspace(shape, qkv.dtype(), capacity), kernel.decode, shape, x.q, x.k, x.v,
-         cache.k, cache.v, past, capacity, output_heads(out, layout, options.shape.v_dim));
+         cache.k, cache.v, past, capacity, heads, lse);
+  options.sink.apply(tape.context(), shape, 0, heads, lse);
   return tape.record({.name = "attention_decode", .inputs = {std::move(qkv)}, .outputs = {out}})[0];
 }
 

@@ -7,6 +7,22 @@
 
 namespace capstan::ops {
 
+// A further logit of each head in the denominator of its softmax, without a value
+// (kernels/attention_sink.hpp).
+struct AttentionSink {
+  bool present = false;
+  // The logits [heads]; null: all are 0.
+  const Parameter* logits = nullptr;
+
+  // Changes the output of attention and its statistic lse, fp32 [batch, heads, seq]. shape: that of
+  // attention; its heads are those of the parameter from `first_head` on.
+  void apply(StepContext& context, const kernels::AttentionShape& shape, int64_t first_head, const Heads& out,
+             const Tensor& lse) const;
+  // Schedules the gradient of the logits, from the saved results of apply().
+  void backward(BackwardContext& ctx, const kernels::AttentionShape& shape, int64_t first_head,
+                const Heads& out, const Tensor& lse, const Heads& dout) const;
+};
+
 struct AttentionOptions {
   // Sets groups, heads and their dimensions in `shape`. Queries and keys, or values, may be narrower than the
   // heads of the layout: attention then reads their first shape.qk_dim or shape.v_dim elements, and the
@@ -18,10 +34,14 @@ struct AttentionOptions {
   kernels::AttentionShape shape;
   // Norm and rotation of queries and keys before attention.
   QueryKeyTransform transform;
+  AttentionSink sink;
   // The documents of these rows; cu_seqlens describes the full sequences.
   Documents documents;
   // i64 [N], only with dropout.
   Tensor dropout_rows;
+
+  // Those of the transform and of the sink.
+  std::vector<const Parameter*> parameters() const;
 };
 
 // Memory for packed rows of which attention writes queries, keys and values: zeros where they leave gaps.

@@ -299,6 +299,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
     const Tensor wide = Tensor::empty(device, {plan.rows(), width});
     scope.reset();
     forward(tape.context(), plan, packed, documents, dropout_rows, wide, lse);
+    options.sink.apply(tape.context(), plan.shape, plan.heads.first_head(), plan.outputs(wide), lse);
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
@@ -306,6 +307,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
     const kernels::Attention& kernel = *device.table().attention;
     launch(device, kernel.forward_workspace(plan.shape, packed.dtype(), documents.count()), kernel.forward,
            plan.shape, x.q, x.k, x.v, documents, dropout_rows, plan.outputs(attended), lse);
+    options.sink.apply(tape.context(), plan.shape, plan.heads.first_head(), plan.outputs(attended), lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
 
@@ -318,7 +320,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
       {.name = "context_attention",
        .inputs = {std::move(qkv)},
        .outputs = {out},
-       .parameters = options.transform.parameters(),
+       .parameters = options.parameters(),
        .cost = {flops, touched + prepared, sent.forward},
        .backward_cost = {2 * flops, 2 * touched + undone, sent.backward},
        .saved = {packed, attended, lse, document_start, dropout_rows, before},
@@ -344,6 +346,8 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
          }
          const Tensor mine = plan.heads.rows_of(dqkv, compute);
          options.transform.backward(ctx, options.layout, ctx.saved(5), mine);
+         options.sink.backward(ctx, plan.shape, plan.heads.first_head(), plan.outputs(ctx.saved(1)),
+                               ctx.saved(2), plan.outputs(dout));
          ctx.accumulate_gradient(0, mine);
        }})[0];
 }

@@ -173,7 +173,7 @@ Var unpermute(Tape& tape, const Var& x, const ExpertPermutation& p, const Var& p
 }
 
 Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permutation,
-                      const kernels::ExpertActivation& activation, const Var& weights) {
+                      const kernels::ActivationFunction& activation, const Var& weights) {
   Device& device = tape.device();
   const int64_t rows = permutation.rows, width = x.size(1);
   check_rows("expert_activation", x.value, rows);

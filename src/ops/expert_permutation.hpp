@@ -65,6 +65,6 @@ Var unpermute(Tape& tape, const Var& x, const ExpertPermutation& permutation, co
 // y[rows, f] = act(x) of x[rows, f], or gated act(gate) * (up + up_offset) of x[rows, 2 f] = [gate, up], each
 // row times weights fp32 [rows, 1] where given (the permuted probabilities). Only rows in use are computed.
 Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permutation,
-                      const kernels::ExpertActivation& activation, const Var& weights = {});
+                      const kernels::ActivationFunction& activation, const Var& weights = {});
 
 }  // namespace capstan::ops

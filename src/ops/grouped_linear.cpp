@@ -73,7 +73,7 @@ Cost grouped_cost(int64_t rows, int64_t expected_rows, int64_t experts, int64_t 
 }  // namespace
 
 Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Parameter& weight,
-                   const Parameter* bias, int64_t expected_rows) {
+                   const Parameter* bias, int64_t expected_rows, bool adds_bias) {
   const Shape& shape = weight.shape();
   CAPSTAN_ASSERT(shape.rank() == 3 && x.value.is_contiguous() && shape[2] == x.size(1) &&
                      shape[0] == sizes.elements() && sizes.dtype() == DType::i64,
@@ -88,7 +88,7 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
   const Tensor y = tensor_of_rows(tape.context(), {rows, out}, x.dtype());
   Record record{.name = "grouped_linear", .inputs = {x}, .outputs = {y}, .parameters = {&weight}};
   {
-    const auto w = tape.pin(weight), b = tape.pin(bias);
+    const auto w = tape.pin(weight), b = tape.pin(adds_bias ? bias : nullptr);
     multiply_rows(x.value, *w, true, sizes, y, *b);
   }
   if (bias) record.parameters.push_back(bias);
@@ -96,7 +96,7 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
   if (trainable) record.saved.push_back(x.value);
   const Cost cost = grouped_cost(rows, expected_rows, shape[0], out, in, x.dtype());
   record.cost = record.backward_cost = cost;
-  record.backward = [&weight, bias, trainable, cost, in](BackwardContext& ctx) {
+  record.backward = [&weight, bias, adds_bias, trainable, cost, in](BackwardContext& ctx) {
     const Tensor dy = std::move(ctx.output_gradient());
     const Tensor of_experts = ctx.saved(0);
     if (ctx.needs(0)) {
@@ -110,7 +110,8 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
                           [](const Tensor& gradient, std::span<const Tensor> t) {
                             add_weight_gradient(t[0], t[1], t[2], gradient);
                           });
-    if (bias)
+    if (bias && !adds_bias) ctx.weight_gradient(*bias, {}, {}, [](const Tensor&, std::span<const Tensor>) {});
+    if (bias && adds_bias)
       ctx.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy, of_experts},
           [](const Tensor& gradient, std::span<const Tensor> t) { add_bias_gradient(t[0], t[1], gradient); });

@@ -11,8 +11,10 @@ namespace capstan::ops {
 // gradient take 2 rows in out FLOPs each. Runs in the compute type: a weight whose GEMMs have 8 or 4 bits is
 // refused.
 // expected_rows: how many of the rows are used on average, for the counts of FLOPs; 0: all.
+// adds_bias: false where y is a part of a sum over ranks and another rank adds the bias, whose gradient here
+// is then 0.
 Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Parameter& weight,
-                   const Parameter* bias = nullptr, int64_t expected_rows = 0);
+                   const Parameter* bias = nullptr, int64_t expected_rows = 0, bool adds_bias = true);
 
 // The adapters of experts: y[rows of expert e, out] + scale (x[rows of e] A[e]^T) B[e]^T on the columns from
 // first_column on; x[rows, in], A[experts, rank, in], B[experts, columns, rank] (local shards). Move y in, so

@@ -17,10 +17,11 @@ struct Jitter {
 // nothing: the backward pass draws the same noise.
 Var jitter(Tape& tape, const Var& x, const Jitter& jitter);
 
-// The logits of a router, fp32 [N, experts] = x[N, hidden] W^T. x and W[experts, hidden] are in the compute
-// type; logits, their gradients and all sums are in fp32, because small differences decide which experts a
-// token chooses. in_fp64: logits and their sums are in fp64; ErrorCode::unsupported on a device without it.
-// Saves x.
-Var router_logits(Tape& tape, const Var& x, const Parameter& weight, bool in_fp64 = false);
+// The logits of a router, fp32 [N, experts] = x[N, hidden] W^T, plus bias [experts] unless it is null. x,
+// W[experts, hidden] and the bias are in the compute type; logits, their gradients and all sums are in fp32,
+// because small differences decide which experts a token chooses. in_fp64: logits and their sums are in fp64;
+// ErrorCode::unsupported on a device without it. Saves x.
+Var router_logits(Tape& tape, const Var& x, const Parameter& weight, const Parameter* bias = nullptr,
+                  bool in_fp64 = false);
 
 }  // namespace capstan::ops

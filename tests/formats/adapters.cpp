@@ -235,6 +235,32 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
   }
 }
 
+TEST_CASE(
+    "where the file has all experts in one tensor, adapters of attention pass and those of experts not") {
+  Base base("gpt_oss");
+  const config::ModelConfig& m = base.model.model;
+  AdapterSet ours;
+  ours.peft.scheme = config::PeftScheme::canonical_lora;
+  ours.peft.dim = 3;
+  ours.peft.alpha = 6;
+  const std::string layer = "decoder.layers.2.";
+  ours.modules = {made_module(layer + "self_attention.linear_k", 12, 24, 3, 2, false, 0.02f),
+                  made_module(layer + "self_attention.linear_proj", 24, 24, 3, 2, false, 0.03f)};
+  const PeftAdapter theirs = to_peft(ours, m, base.model.family->names, "somebody/gpt-oss");
+  REQUIRE(theirs.modules.size() == 2);
+  const AdapterSet back = base.set(theirs);
+  REQUIRE(back.modules.size() == 2);
+  for (const AdapterModule& module : back.modules) {
+    const AdapterModule& own = ours.modules[module.module == ours.modules[0].module ? 0 : 1];
+    CHECK(module.module == own.module);
+    CHECK((module.a == own.a && module.b == own.b));
+  }
+  ours.modules.push_back(made_module(layer + "mlp.experts.linear_fc2", 24, 14, 3, 2, false, 0.04f));
+  const std::string error = error_of([&] { to_peft(ours, m, base.model.family->names, ""); });
+  CHECK_MESSAGE(holds(error, "`decoder.layers.2.mlp.experts.linear_fc2` is in one tensor of all experts"),
+                error);
+}
+
 TEST_CASE("adapters of experts: a module for each expert in the file, one tensor of all of them in Capstan") {
   Base base("mixtral");
   const config::ModelConfig& m = base.model.model;

@@ -156,8 +156,11 @@ TEST_CASE("models with experts that Capstan does not compute are refused by name
         {"deepseek_v3_moe", "moe_layer_freq", "2"},
         {"deepseek_v3_moe", "num_experts", "7"},
         {"deepseek_v2_moe", "scoring_func", "\"sigmoid\""},
-        {"deepseek_v2_moe", "aux_loss_alpha", "-0.5"}})
+        {"deepseek_v2_moe", "aux_loss_alpha", "-0.5"},
+        {"gpt_oss", "experts_per_token", "3"}})
     CHECK(holds(refused(family.c_str(), any, "\"" + key + "\": " + value), "`" + key + "`"));
+  CHECK(holds(refused("gpt_oss", any, "\"quantization_config\": {\"quant_method\": \"gptq\"}"),
+              "`quant_method`"));
   CHECK(refused("deepseek_v3_moe", any,
                 "\"scoring_func\": \"sigmoid\", \"topk_method\": \"noaux_tc\", \"moe_layer_freq\": 1, "
                 "\"aux_loss_alpha\": 0.001, \"seq_aux\": true")
@@ -168,7 +171,10 @@ TEST_CASE("models with experts that Capstan does not compute are refused by name
         {"deepseek_v3_moe", "\"topk_group\": 2", "\"topk_group\": 5"},
         {"deepseek_v3_moe", "\"n_group\": 4", "\"n_group\": 8"},
         {"deepseek_v2_moe", "\"topk_method\": \"group_limited_greedy\"", "\"topk_method\": \"noaux_tc\""},
-        {"deepseek_v2_moe", "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"}}) {
+        {"deepseek_v2_moe", "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"},
+        {"gpt_oss", "\"swiglu_alpha\": 1.702", "\"swiglu_alpha\": 1.5"},
+        {"gpt_oss", "\"swiglu_limit\": 0.4", "\"swiglu_limit\": 0.0"},
+        {"gpt_oss", "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""}}) {
     const std::string error = refused(family.c_str(), from, to);
     CHECK_MESSAGE(holds(error, from.substr(1, from.find('"', 1) - 1)), error);
   }

@@ -24,12 +24,29 @@ namespace {
 
 const std::string kFamilyFiles = (kFormatFixtures / "families/").string();
 
-constexpr const char* kModels[] = {"gpt2",           "gpt2_bare",        "llama",           "llama_sharded",
-                                   "smollm2",        "mistral",          "qwen2",           "qwen3",
-                                   "phi3",           "phi3_long",        "olmo2",           "gemma2",
-                                   "mixtral",        "qwen2_moe",        "qwen3_moe",       "olmoe",
-                                   "deepseek_v2",    "deepseek_v2_lite", "deepseek_v2_moe", "deepseek_v3",
-                                   "deepseek_v3_moe"};
+constexpr const char* kModels[] = {"gpt2",
+                                   "gpt2_bare",
+                                   "llama",
+                                   "llama_sharded",
+                                   "smollm2",
+                                   "mistral",
+                                   "qwen2",
+                                   "qwen3",
+                                   "phi3",
+                                   "phi3_long",
+                                   "olmo2",
+                                   "gemma2",
+                                   "mixtral",
+                                   "qwen2_moe",
+                                   "qwen3_moe",
+                                   "olmoe",
+                                   "deepseek_v2",
+                                   "deepseek_v2_lite",
+                                   "deepseek_v2_moe",
+                                   "deepseek_v3",
+                                   "deepseek_v3_moe",
+                                   "gpt_oss",
+                                   "../quantized/gpt_oss_mxfp4"};
 
 // The gradients of a fixture by tensor name.
 class Gradients final : public checkpoint::TensorSource {

@@ -5,7 +5,8 @@ python3 tests/formats/make_families.py [NAME…] [class_defaults]
 Writes tests/formats/families/NAME/ as Transformers saves a model (config.json, generation_config.json,
 safetensors), and NAME/expected.safetensors beside it: tokens, logits, the mean loss of the next token and the
 gradient of every tensor, in fp32. class_defaults.json: config.json of every class without arguments, with all
-that it takes where a key is missing. Sizes are odd on purpose. Needs torch, transformers, tokenizers,
+that it takes where a key is missing. Sizes are odd on purpose.
+Models with quantized weights are in tests/formats/quantized/NAME/. Needs torch, transformers, tokenizers,
 safetensors.
 """
 
@@ -91,6 +92,14 @@ MODELS = {
                                             q_lora_rank=11)),
     "deepseek_v3": ("DeepseekV3", with_(**LATENT, q_lora_rank=11, rope_parameters=dict(
         **DEEPSEEK_YARN, mscale=1.0, mscale_all_dim=0.8))),
+    # Limits that clamp, and a window that hides.
+    "gpt_oss": ("GptOss", with_(num_hidden_layers=3, intermediate_size=14, num_local_experts=5,
+                                num_experts_per_tok=2, sliding_window=5, swiglu_limit=0.4,
+                                rope_parameters=dict(**DEEPSEEK_YARN, truncate=False))),
+    # The experts as the releases hold them; MXFP4 has blocks of 32.
+    "gpt_oss_mxfp4": ("GptOss", with_(hidden_size=32, intermediate_size=64, num_local_experts=3,
+                                      num_experts_per_tok=2, sliding_window=4,
+                                      rope_parameters=dict(**DEEPSEEK_YARN, truncate=False))),
 }
 
 
@@ -108,7 +117,7 @@ def fill(model, family, generator):
                 p.copy_(0.5 * noise)
             else:
                 inputs = (p.shape[0] if family == "GPT2" and p.dim() == 2 and "lm_head" not in name
-                          else p.shape[-1])
+                          else p.shape[-2] if family == "GptOss" and p.dim() == 3 else p.shape[-1])
                 p.copy_(0.6 / math.sqrt(inputs) * noise)
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -148,6 +157,34 @@ def add_tokenizer(directory):
     fast.save_pretrained(directory)
 
 
+def mxfp4_experts(model, generator):
+    """Random codes and scales of the experts, whose values the model gets; returns them by name."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    packed = {}
+    for name, p in model.named_parameters():
+        if p.dim() < 3:
+            continue
+        experts, inputs, outputs = p.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator)
+        scales = torch.randint(121, 126, blocks.shape[:-1], generator=generator)
+        packed[name + "_blocks"], packed[name + "_scales"] = blocks.byte(), scales.byte()
+        with torch.no_grad():
+            p.copy_(convert_moe_packed_tensors(packed[name + "_blocks"], packed[name + "_scales"]))
+    return packed
+
+
+def pack_experts(directory, packed):
+    tensors = load_file(directory / "model.safetensors")
+    for name in packed:
+        tensors.pop(name.removesuffix("_blocks"), None)
+    save_file({**tensors, **packed}, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def gradients_of(model):
     """By the names of the tensors in files: in memory, the matrices of all experts are one tensor."""
     gradients = {key: p.grad for key, p in model.named_parameters()}
@@ -169,7 +206,9 @@ def make(name):
     model = getattr(transformers,
                     family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(config).float()
     fill(model, family, generator)
-    directory = OUT / name
+    packed = mxfp4_experts(model, generator) if name == "gpt_oss_mxfp4" else {}
+    # Exports do not have the bytes of quantized files.
+    directory = (OUT.parent / "quantized" if packed else OUT) / name
     directory.mkdir(parents=True, exist_ok=True)
     if name == "llama_sharded":  # of values that bf16 holds, on disk in bf16
         with torch.no_grad():
@@ -184,6 +223,8 @@ def make(name):
         tensors["h.0.attn.bias"] = torch.tril(torch.ones(1, 1, 17, 17))
         tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if packed:
+        pack_experts(directory, packed)
     if name == "smollm2":
         v4_spelling(directory)
         add_tokenizer(directory)

@@ -93,6 +93,15 @@ MODELS = {
                          latent=dict(q=11, kv=10, nope=5, value=7, eps=1e-6), rope=dict(base=10000.0),
                          moe=dict(experts=8, topk=3, ffn=10, normalized=True, dense=1, shared=10,
                                   sigmoid=True, groups=4, group_topk=2, scaling=2.5, aux=0.02)),
+    # Attention sinks, a limited activation with an offset, biases of router and experts, YaRN without rounding.
+    # The seed: gradients of sinks are small sums of large terms. Of 3000 seeds it is one of the five with a
+    # margin above 2.5e-3 whose gradients change least under noise of bf16's size in the weights.
+    "gpt_oss": dict(seed=3214, hidden=20, layers=3, heads=4, groups=2, head_dim=6, ffn=10, vocab=71,
+                    positions=None, norm="rms", eps=1e-5, act="quick_gelu", limit=1.5, offset=1, gated=True,
+                    bias=True, qkv_bias=True, tied=False, qk_norm=False, window=5, full_every=2, sinks=True,
+                    rope=dict(base=50.0, kind="yarn", factor=4.0, original=16, beta_fast=1.5, beta_slow=0.3,
+                              truncate=False),
+                    moe=dict(experts=5, topk=2, ffn=10, normalized=True, bias=True)),
 }
 
 
@@ -145,6 +154,8 @@ def make_parameters(c, generator):
             q = c["heads"] * c["latent"]["value"]
         else:
             linear(layer + "self_attention.linear_qkv", q + 2 * k, h, c["qkv_bias"])
+        if "sinks" in c:
+            p[layer + "self_attention.core_attention.softmax_offset"] = normal(c["heads"], std=1)
         if c["qk_norm"]:
             norm(layer + "self_attention.q_layernorm", q if c["qk_norm"] == "across" else c["head_dim"])
             norm(layer + "self_attention.k_layernorm", k if c["qk_norm"] == "across" else c["head_dim"])
@@ -160,6 +171,10 @@ def make_parameters(c, generator):
             p[experts + "linear_fc1.weight"] = normal(m["experts"], 2 * m["ffn"], h, std=0.6 / math.sqrt(h))
             p[experts + "linear_fc2.weight"] = normal(m["experts"], h, m["ffn"],
                                                       std=0.6 / math.sqrt(m["ffn"]))
+            if "bias" in m:
+                p[layer + "mlp.router.bias"] = normal(m["experts"])
+                p[experts + "linear_fc1.bias"] = normal(m["experts"], 2 * m["ffn"])
+                p[experts + "linear_fc2.bias"] = normal(m["experts"], h)
             if m.get("sigmoid"):
                 p[layer + "mlp.router.expert_bias"] = normal(m["experts"], std=0.2)
             if "shared" in m:
@@ -189,7 +204,10 @@ def apply_norm(c, p, name, x):
 
 def yarn_stretched(r, d):  # how far each pair is stretched: 0 … 1
     pair_of = lambda turns: d * math.log(r["original"] / (turns * 2 * math.pi)) / (2 * math.log(r["base"]))
-    low, high = max(math.floor(pair_of(r["beta_fast"])), 0), min(math.ceil(pair_of(r["beta_slow"])), d - 1)
+    low, high = pair_of(r["beta_fast"]), pair_of(r["beta_slow"])
+    if r.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
     assert low != high
     return [min(max((i - low) / (high - low), 0), 1) for i in range(d // 2)]
 
@@ -272,6 +290,8 @@ def rotate(c, x):  # x [B, S, heads, d]
 def activation(c, x):
     if c["act"] == "silu":
         return x * torch.sigmoid(x)
+    if c["act"] == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -280,9 +300,14 @@ def linear(p, name, x):
     return y + p[name + ".bias"] if name + ".bias" in p else y
 
 
-def gated_mlp(c, fc1, fc2, x):
-    gate, up = (x @ fc1.T).chunk(2, -1)
-    return (activation(c, gate) * up) @ fc2.T
+def gated_mlp(c, fc1, fc2, x, biases=(0, 0), margins=None):
+    gate, up = (x @ fc1.T + biases[0]).chunk(2, -1)
+    if "limit" in c:
+        if margins is not None and len(x) > 0:  # gradients jump at the limits
+            margins.append(min((gate - c["limit"]).abs().min().item(),
+                               (up.abs() - c["limit"]).abs().min().item()))
+        gate, up = gate.clamp(max=c["limit"]), up.clamp(-c["limit"], c["limit"])
+    return (activation(c, gate) * (up + c.get("offset", 0))) @ fc2.T + biases[1]
 
 
 def chosen_with_bias(m, scores, bias, margins):
@@ -303,7 +328,7 @@ def mixture(c, p, name, x, router):  # x [B, S, hidden]
     """Adds the losses of the router to router["loss"], and its margin to router["margins"]."""
     m, shape = c["moe"], x.shape
     x = x.flatten(0, 1)
-    logits = x @ p[name + "router.weight"].T
+    logits = linear(p, name + "router", x)
     if m.get("sigmoid"):
         scores = torch.sigmoid(logits)
         probabilities = scores / scores.sum(-1, keepdim=True)
@@ -324,8 +349,9 @@ def mixture(c, p, name, x, router):  # x [B, S, hidden]
     y = torch.zeros_like(x)
     for expert in range(m["experts"]):
         rows, slots = torch.nonzero(chosen == expert, as_tuple=True)
+        biases = [p[name + f"experts.linear_fc{i}.bias"][expert] if "bias" in m else 0 for i in (1, 2)]
         part = gated_mlp(c, p[name + "experts.linear_fc1.weight"][expert],
-                         p[name + "experts.linear_fc2.weight"][expert], x[rows])
+                         p[name + "experts.linear_fc2.weight"][expert], x[rows], biases, router["margins"])
         y = y.index_add(0, rows, part * weights[rows, slots, None])
     if "shared" in m:
         shared = gated_mlp(c, p[name + "shared_experts.linear_fc1.weight"],
@@ -373,7 +399,11 @@ def forward(c, p, tokens, router=None):  # tokens [B, S] -> logits [B, S, V]
         k, v = k.repeat_interleave(per_group, 2), v.repeat_interleave(per_group, 2)
         scores = cap(torch.einsum("bqhd,bkhd->bhqk", q, k) * c.get("scale", 1 / math.sqrt(d)),
                      c.get("softcap"))
-        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if "sinks" in c:  # a further score without a value
+            sinks = p[layer + "self_attention.core_attention.softmax_offset"]
+            scores = torch.cat([scores, sinks[None, :, None, None].expand(b, -1, s, 1)], -1)
+        weights = torch.softmax(scores, -1)[..., :s]
         out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, -1)
         y = linear(p, layer + "self_attention.linear_proj", out)
         x = x + (apply_norm(c, p, layer + "post_attention_layernorm", y) if placement != "input" else y)
@@ -413,7 +443,7 @@ def rope_parameters(c):
         parameters["partial_rotary_factor"] = c["rotary"] / c["head_dim"]
     names = dict(factor="factor", original="original_max_position_embeddings", low="low_freq_factor",
                  high="high_freq_factor", beta_fast="beta_fast", beta_slow="beta_slow", short="short_factor",
-                 long="long_factor", mscale="mscale", mscale_all="mscale_all_dim")
+                 long="long_factor", mscale="mscale", mscale_all="mscale_all_dim", truncate="truncate")
     return parameters | {theirs: r[ours] for ours, theirs in names.items() if ours in r}
 
 
@@ -459,6 +489,9 @@ def expert_model(name, c, common):
     if name == "mixtral":
         return transformers.MixtralForCausalLM(transformers.MixtralConfig(
             num_local_experts=m["experts"], **common))
+    if name == "gpt_oss":
+        return transformers.GptOssForCausalLM(transformers.GptOssConfig(
+            num_local_experts=m["experts"], sliding_window=c["window"], swiglu_limit=c["limit"], **common))
     common |= dict(num_experts=m["experts"], norm_topk_prob=m["normalized"])
     if name == "olmoe":
         del common["head_dim"]
@@ -513,7 +546,22 @@ def decoder_model(name, c):
     return model
 
 
+def gpt_oss_experts(p, ours, theirs, state):
+    def alternating(x):  # gate and up
+        return torch.stack(x.chunk(2, -1), -1).flatten(-2)
+
+    for kind in ("weight", "bias"):
+        state[theirs + "router." + kind] = p[ours + "router." + kind]
+    experts = theirs + "experts."
+    state[experts + "gate_up_proj"] = alternating(p[ours + "experts.linear_fc1.weight"].transpose(1, 2))
+    state[experts + "gate_up_proj_bias"] = alternating(p[ours + "experts.linear_fc1.bias"])
+    state[experts + "down_proj"] = p[ours + "experts.linear_fc2.weight"].transpose(1, 2)
+    state[experts + "down_proj_bias"] = p[ours + "experts.linear_fc2.bias"]
+
+
 def expert_weights(c, p, ours, theirs, state):
+    if "bias" in c["moe"]:
+        return gpt_oss_experts(p, ours, theirs, state)
     state[theirs + "gate.weight"] = p[ours + "router.weight"]
     state[theirs + "experts.gate_up_proj"] = p[ours + "experts.linear_fc1.weight"]
     state[theirs + "experts.down_proj"] = p[ours + "experts.linear_fc2.weight"]
@@ -565,10 +613,13 @@ def decoder_weights(name, c, p):
         state[theirs + "self_attn.o_proj.weight"] = p[ours + "self_attention.linear_proj.weight"]
         if c["bias"]:
             state[theirs + "self_attn.o_proj.bias"] = p[ours + "self_attention.linear_proj.bias"]
+        if "sinks" in c:
+            state[theirs + "self_attn.sinks"] = p[ours + "self_attention.core_attention.softmax_offset"]
+        if c["bias"] and not has_experts(c, i):
             gate, up = p[ours + "mlp.linear_fc1.bias"].chunk(2)
             state[theirs + "mlp.gate_proj.bias"], state[theirs + "mlp.up_proj.bias"] = gate, up
             state[theirs + "mlp.down_proj.bias"] = p[ours + "mlp.linear_fc2.bias"]
-        elif c["qkv_bias"] and name != "qwen2_moe":
+        elif c["qkv_bias"] and not c["bias"] and name != "qwen2_moe":
             state[theirs + "self_attn.o_proj.bias"] = torch.zeros(c["hidden"])
         if c["qk_norm"]:
             state[theirs + "self_attn.q_norm.weight"] = p[ours + "self_attention.q_layernorm.weight"]
@@ -613,11 +664,12 @@ def values_of(c, seed):
 def seed_of(name, c):
     """With experts, a seed with which rounding to bf16 does not choose others for a token of the first batch.
 
-    The margin of a router: the least difference of the logits of the last chosen and the first other expert.
+    The margin of a router: the least difference of the logits of the last chosen and the first other expert,
+    and of its experts: the least distance of a value from a limit of their activation.
     """
     first = sum(map(ord, name))
-    if "moe" not in c:
-        return first
+    if "moe" not in c or "seed" in c:
+        return c.get("seed", first)
 
     def margin(seed):
         _, stored, text = values_of(c, seed)
@@ -659,8 +711,10 @@ def make(name, c, write):
         value.grad = None
 
     optimizer = torch.optim.AdamW(
-        [{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": DECAY},
-         {"params": [v for v in p.values() if v.dim() == 1], "weight_decay": 0.0}],
+        [{"params": [v for key, v in p.items() if v.dim() > 1 and not key.endswith("bias")],
+          "weight_decay": DECAY},
+         {"params": [v for key, v in p.items() if v.dim() == 1 or key.endswith("bias")],
+          "weight_decay": 0.0}],
         lr=LR, betas=BETAS, eps=EPS)
     history, norms = [], []
     for step in range(STEPS):

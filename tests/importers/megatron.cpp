@@ -31,6 +31,10 @@ TEST_CASE("megatron: defaults that are not ours are written") {
   CHECK(value_of(command("--no-bias-gelu-fusion"), "model.activation_func") == "gelu");
   CHECK(value_of(command("--disable-bias-linear"), "model.activation_func") == "gelu");
   CHECK(value_of(command("--swiglu"), "model.activation_func") == "silu");
+  CHECK(value_of(command("--quick-geglu"), "model.activation_func") == "quick_gelu");
+  CHECK(value_of(command("--quick-geglu"), "model.gated_linear_unit") == "true");
+  CHECK(value_of(command("--quick-geglu --glu-linear-offset 0.5"), "model.glu_linear_offset") == "0.5");
+  CHECK(value_of(command("--softmax-type learnable"), "model.softmax_type") == "learnable");
   CHECK(value_of(command(""), "mixed_precision (preset)") == "fp32 (assumed)");
   CHECK(value_of(command("--bf16"), "mixed_precision (preset)") == "bf16_mixed");
   CHECK(value_of(command("--fp16 --accumulate-allreduce-grads-in-fp32"),

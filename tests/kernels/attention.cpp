@@ -342,20 +342,26 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
         step.seq = now;
         const Array qkv(type, fresh);
         const auto cached_tokens = static_cast<int32_t>(past);
-        const auto y = run_kernel({Array::zeros(type, batch * now * width), Array(type, k), Array(type, v)},
+        const auto y = run_kernel({Array::zeros(type, batch * now * width), Array(type, k), Array(type, v),
+                                   Array::zeros(DType::f32, batch * full.heads() * now, NAN)},
                                   [&](kernels::Context& c, Vec<Array>& out) {
                                     const PackedViews x(qkv, packed_layout(step));
-                                    attention().decode(c, step, x.q, x.k, x.v, out[1].out(), out[2].out(),
-                                                       &cached_tokens, capacity,
-                                                       view_of(out[0], contiguous_heads(2, 2, d)));
+                                    attention().decode(
+                                        c, step, x.q, x.k, x.v, out[1].out(), out[2].out(), &cached_tokens,
+                                        capacity, view_of(out[0], contiguous_heads(2, 2, d)), out[3].f32());
                                   });
-        const auto expected = reference::attention(full, values, {}, {}, nullptr);
-        Vec<double> tail;
+        Vec<double> lse;
+        const auto expected = reference::attention(full, values, {}, {}, &lse);
+        Vec<double> tail, tail_lse;
         for (int64_t b = 0; b < batch; ++b)
           tail.insert(tail.end(), expected.begin() + (b * full.seq + past) * width,
                       expected.begin() + (b + 1) * full.seq * width);
+        for (int64_t of_head = 0; of_head < batch * full.heads(); ++of_head)
+          tail_lse.insert(tail_lse.end(), lse.begin() + of_head * full.seq + past,
+                          lse.begin() + (of_head + 1) * full.seq);
         INFO("past=", past, " now=", now, " window=", window, " ", text(type));
         CHECK(error(y[0].rounded(), tail) < attention_tolerance(type));
+        CHECK(error(y[3].rounded(), tail_lse) < 1e-5);
         const auto cached = y[1].rounded();
         CHECK(cached[static_cast<size_t>(past * d)] ==
               values[static_cast<size_t>(past * row + packed_layout(full).key(0))]);
@@ -505,7 +511,7 @@ TEST_CASE("generation with a cache on separate views; widths of queries and valu
                          [&](kernels::Context& c, Vec<Array>& o) {
                            attention().decode(c, step, view_of(q_step, full.q), view_of(kv_step, full.kv),
                                               view_of(kv_step, full.kv, qk), o[1].out(), o[2].out(), &before,
-                                              capacity, view_of(o[0], full.out));
+                                              capacity, view_of(o[0], full.out), nullptr);
                          });
           caches = {y[1], y[2]};
           Vec<double> tail;

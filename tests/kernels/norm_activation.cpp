@@ -227,10 +227,10 @@ TEST_CASE("activations and their gradients, with and without bias and gate") {
           }
 }
 
-TEST_CASE("activations of experts: weights of rows, limits of the gate, rows that are not in use") {
+TEST_CASE("activations with slope and limits: weights of rows, rows that are not in use") {
   using Kind = kernels::ActivationKind;
   const auto& activation = *table().activation;
-  const auto of = [](const kernels::ExpertActivation& e, const auto& x, const auto& weights, int64_t cols) {
+  const auto of = [](const kernels::ActivationFunction& e, const auto& x, const auto& weights, int64_t cols) {
     using S = typename std::decay_t<decltype(x)>::value_type;
     Vec<S> y;
     const auto n = static_cast<size_t>(cols), width = e.gated ? 2 * n : n;
@@ -252,8 +252,8 @@ TEST_CASE("activations of experts: weights of rows, limits of the gate, rows tha
       }
     return y;
   };
-  for (const kernels::ExpertActivation& e :
-       {kernels::ExpertActivation{Kind::silu},
+  for (const kernels::ActivationFunction& e :
+       {kernels::ActivationFunction{Kind::silu},
         {.kind = Kind::silu, .slope = 1.702f, .limit = 1.5f, .up_offset = 1},
         {Kind::gelu_tanh},
         {.kind = Kind::squared_relu, .gated = false},
@@ -263,14 +263,16 @@ TEST_CASE("activations of experts: weights of rows, limits of the gate, rows tha
       for (const bool weighted : {false, true})
         for (const int64_t cols : {1, 37, 136}) {
           INFO("kind=", static_cast<int>(e.kind), " gated=", e.gated, " ", text(type), " ", cols);
-          const int64_t rows = 7, used = 5, width = e.gated ? 2 * cols : cols;
+          // Without weights all rows are in use.
+          const int64_t rows = 7, used = weighted ? 5 : rows, width = e.gated ? 2 * cols : cols;
+          const int64_t* number = weighted ? &used : nullptr;
           const Array x(type, random_values(rows * width, 51, 4.0)), dy(type, random_values(rows * cols, 52));
           Array weights(DType::f32, random_values(weighted ? rows : 0, 53));
           const auto y = run_kernel(
               {Array::zeros(type, rows * cols, 96), x, Array::zeros(DType::f32, rows, 96)},
               [&](kernels::Context& c, Vec<Array>& out) {
-                activation.expert_forward(c, e, out[1], weights.f32(), &used, out[0].out(), rows, cols);
-                activation.expert_backward(c, e, dy, out[1], weights.f32(), &used, out[1].out(),
+                activation.expert_forward(c, e, out[1], weights.f32(), number, out[0].out(), rows, cols);
+                activation.expert_backward(c, e, dy, out[1], weights.f32(), number, out[1].out(),
                                            weighted ? out[2].f32() : nullptr, rows, cols);
               });
           const auto first = [&](Vec<double> values, int64_t n) {

@@ -253,10 +253,11 @@ inline double dropout_factor(const kernels::AttentionShape& a, const Vec<int64_t
              : 0.0;
 }
 
-// lse may be null. Masked queries give 0 and -infinity.
+// lse may be null. Masked queries give 0 and -infinity. sinks: of each head, a logit without a value; null:
+// none.
 template <class S>
 Vec<S> attention(const kernels::AttentionShape& a, const Qkv<S>& x, const Vec<int32_t>& document_start,
-                 const Vec<int64_t>& dropout_rows, Vec<double>* lse) {
+                 const Vec<int64_t>& dropout_rows, Vec<double>* lse, const Vec<S>* sinks = nullptr) {
   Vec<S> out(static_cast<size_t>(a.batch * a.seq * a.heads() * a.v_dim));
   if (lse)
     lse->assign(static_cast<size_t>(a.batch * a.heads() * a.seq), -std::numeric_limits<double>::infinity());
@@ -265,7 +266,8 @@ Vec<S> attention(const kernels::AttentionShape& a, const Qkv<S>& x, const Vec<in
         const int64_t group = h / a.heads_per_group;
         const S* q = x.q.data() + (row * a.heads() + h) * a.qk_dim;
         Vec<S> p(static_cast<size_t>(high - low));
-        double highest = -std::numeric_limits<double>::infinity();
+        const S* sink = sinks ? &(*sinks)[static_cast<size_t>(h)] : nullptr;
+        double highest = sink ? real(*sink) : -std::numeric_limits<double>::infinity();
         for (int64_t j = low; j < high; ++j) {
           const S* k = x.k.data() + ((b * a.seq + j) * a.groups + group) * a.qk_dim;
           S dot{};
@@ -273,7 +275,7 @@ Vec<S> attention(const kernels::AttentionShape& a, const Qkv<S>& x, const Vec<in
           p[static_cast<size_t>(j - low)] = capped(dot * static_cast<double>(a.scale), a.softcap);
           highest = std::max(highest, real(p[static_cast<size_t>(j - low)]));
         }
-        S sum{};
+        S sum = sink ? std::exp(*sink - highest) : S{};
         for (S& value : p) {
           value = std::exp(value - highest);
           sum += value;

@@ -163,14 +163,19 @@ TEST_CASE("logits in fp64 tell experts apart that fp32 does not") {
   if (!router().logits) return;
   const int64_t tokens = 19, experts = 21, hidden = 300;
   for (const DType type : kTypes) {
-    const Array x(type, random_values(tokens * hidden, 1)), weight(type, random_values(experts * hidden, 2));
+    const Array x(type, random_values(tokens * hidden, 1)), weight(type, random_values(experts * hidden, 2)),
+        bias(type, random_values(experts, 3));
     const Vec<double> xs = x.rounded(), ws = weight.rounded();
     Vec<double> first;
     run_kernel({}, [&](kernels::Context& c, Vec<Array>&) {
       Vec<double> logits(static_cast<size_t>(tokens * experts), 7);
-      router().logits(c, x, weight, tokens, experts, hidden, logits.data());
+      router().logits(c, x, weight, {}, tokens, experts, hidden, logits.data());
       if (first.empty()) first = logits;
       CHECK(logits == first);
+      router().logits(c, x, weight, bias, tokens, experts, hidden, logits.data());
+      for (size_t i = 0; i < logits.size(); ++i)
+        logits[i] -= bias.rounded()[i % static_cast<size_t>(experts)];
+      CHECK(error(logits, first) < 1e-14);
     });
     const Vec<double> expected = reference::gemm({.trans_b = true,
                                                   .m = tokens,

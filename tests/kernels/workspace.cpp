@@ -196,7 +196,7 @@ void add_attention(std::vector<Case>& cases) {
                          [=, &attention](kernels::Context& c, Vec<Array>& y) {
                            const PackedViews x(qkv, layout);
                            attention.decode(c, a, x.q, x.k, x.v, y[1].out(), y[2].out(), &past, capacity,
-                                            view_of(y[0], heads));
+                                            view_of(y[0], heads), nullptr);
                          }});
       }
     }

@@ -89,12 +89,13 @@ std::vector<config::ModelConfig> all_models() {
   return {larger_init(tiny_gpt2()),          larger_init(tiny_llama()),
           larger_init(tiny_llama_variant()), larger_init(tiny_llama_biases()),
           larger_init(tiny_olmo2()),         larger_init(tiny_gemma2()),
-          larger_init(tiny_deepseek()),      larger_init(tiny_deepseek_lite())};
+          larger_init(tiny_deepseek()),      larger_init(tiny_deepseek_lite()),
+          larger_init(tiny_sinks()),         larger_init(tiny_off_by_one())};
 }
 // With the losses of their routers, which are no sums over tokens.
 std::vector<config::ModelConfig> models_with_experts() {
   return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe()),
-          larger_init(tiny_deepseek_moe())};
+          larger_init(tiny_deepseek_moe()), larger_init(tiny_gpt_oss())};
 }
 std::vector<config::ModelConfig> every_model() {
   std::vector<config::ModelConfig> models = all_models();

@@ -43,6 +43,7 @@ constexpr Named kModels[] = {
     {"deepseek", tiny_deepseek},
     {"deepseek_lite", tiny_deepseek_lite},
     {"deepseek_moe", tiny_deepseek_moe, 2e-2, 4e-3},
+    {"gpt_oss", tiny_gpt_oss},
 };
 config::ModelConfig config_of(const std::string& name) {
   for (const Named& model : kModels)

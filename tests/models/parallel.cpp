@@ -28,9 +28,9 @@ std::vector<config::ModelConfig> models_for(int ranks) {
                       variant = with_head(tiny_llama_variant(), 1, 10), padded = gpt,
                       gemma = with_head(tiny_gemma2(), 1, 6), olmo = with_head(tiny_olmo2(), 2, 6),
                       biases = with_head(tiny_llama_biases(), 2, 6), latent = tiny_deepseek(),
-                      lite = tiny_deepseek_lite();
+                      lite = tiny_deepseek_lite(), sinks = with_head(tiny_sinks(), 2, 6);
   std::vector<config::ModelConfig> models;
-  for (config::ModelConfig c : {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite}) {
+  for (config::ModelConfig c : {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite, sinks}) {
     c.num_attention_heads = 12;
     c.ffn_hidden_size = 60;
     c.vocab_size = 131;
@@ -39,7 +39,7 @@ std::vector<config::ModelConfig> models_for(int ranks) {
     c.embedding_init_method_std = 0.5;
     models.push_back(c);
   }
-  for (const size_t i : {1, 5, 6}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
+  for (const size_t i : {1, 5, 6, 9}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
   for (const size_t i : {7, 8}) models[i].num_query_groups = 12;
   // Most ranks hold padding only.
   models[3].padded_vocab_size = 720;

@@ -37,7 +37,8 @@ const std::pair<const char*, int64_t> kPublished[] = {
     {"qwen3-235b-a22b", 235'093'634'560}, {"olmoe-1b-7b", 6'919'161'856},
     {"deepseek-v2-lite", 15'706'484'224}, {"deepseek-v2", 235'741'434'880},
     {"deepseek-v3", 671'026'419'200},     {"moonlight-16b-a3b", 15'960'110'208},
-    {"kimi-k2", 1'026'408'232'448},
+    {"kimi-k2", 1'026'408'232'448},       {"gpt-oss-20b", 20'914'757'184},
+    {"gpt-oss-120b", 116'829'156'672},
 };
 
 }  // namespace

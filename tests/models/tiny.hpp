@@ -100,6 +100,14 @@ inline config::ModelConfig tiny_llama_biases() {
   c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
   return c;
 }
+// Attention sinks, a window in layer 0.
+inline config::ModelConfig tiny_sinks() {
+  config::ModelConfig c = tiny_family(4, 2, 6);
+  c.softmax_type = config::SoftmaxType::learnable;
+  c.window_size = 5;
+  c.window_attn_skip_freq = 2;
+  return c;
+}
 // Norms of outputs, QK norm across heads, linearly scaled positions.
 inline config::ModelConfig tiny_olmo2() {
   config::ModelConfig c = tiny_family(6, 3, 6);
@@ -170,6 +178,12 @@ inline config::ModelConfig tiny_deepseek_lite() {
   c.v_head_dim = 3;
   c.qk_layernorm = true;
   c.latent_layernorm_epsilon = 1e-6;
+  return c;
+}
+// Latent attention with sinks that have no parameters.
+inline config::ModelConfig tiny_off_by_one() {
+  config::ModelConfig c = tiny_deepseek_lite();
+  c.softmax_type = config::SoftmaxType::off_by_one;
   return c;
 }
 // A factor for each wavelength, others above 16 tokens.
@@ -243,6 +257,31 @@ inline config::ModelConfig tiny_olmoe() {
   c.hidden_size = 24;
   c.qk_layernorm = c.qk_layernorm_across_heads = true;
   c.moe_router_pre_softmax = true;
+  return c;
+}
+
+// gpt-oss: attention sinks, a window in layers 0 and 2, experts with biases and a limited activation.
+inline config::ModelConfig tiny_gpt_oss() {
+  config::ModelConfig c = with_experts(tiny_family(4, 2, 6), 5, 2, 10);
+  c.num_layers = 3;
+  c.ffn_hidden_size = 10;
+  c.add_qkv_bias = true;
+  c.add_attention_output_bias = c.add_mlp_bias = true;
+  c.softmax_type = config::SoftmaxType::learnable;
+  c.activation_func = config::Activation::quick_gelu;
+  c.activation_func_clamp_value = 1.5;
+  c.glu_linear_offset = 1;
+  c.window_size = 5;
+  c.window_attn_skip_freq = 2;
+  c.rotary_base = 50;
+  c.rope_scaling = true;
+  c.rope_scaling_type = config::RopeScaling::yarn;
+  c.rope_scaling_factor = 4;
+  c.rope_scaling_original_max_position_embeddings = 16;
+  c.rope_scaling_beta_fast = 1.5;
+  c.rope_scaling_beta_slow = 0.3;
+  c.rope_scaling_truncate = false;
+  c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
   return c;
 }
 

@@ -92,8 +92,8 @@ struct Result {
 nn::Moe::Options options_of(const Case& c, int64_t experts) {
   nn::Moe::Options o;
   o.hidden = kHidden, o.experts = experts, o.ffn = kWidth;
-  o.gated = true, o.bias = c.bias;
-  o.activation = kernels::ActivationKind::silu;
+  o.bias = c.bias;
+  o.activation = {.kind = kernels::ActivationKind::silu, .slope = 1.702f, .limit = 0.75f, .up_offset = 1};
   o.router = {.topk = 2, .pre_softmax = true};
   o.dispatcher = c.kind;
   o.capacity_factor = c.capacity, o.pad_to_capacity = c.pads;
@@ -248,9 +248,7 @@ TEST_CASE_TEMPLATE("tokens that are sent to their experts give what all experts 
     const ExpertLayout layout(tensor);
     const std::vector<Case> all = cases();
     const auto check = [&](size_t stride) {
-      for (size_t i = 0; i < all.size(); i += stride)
-        // The biases of an expert are not sharded over its width.
-        if (tensor == 1 || !all[i].bias) check_case(*device, layout, all[i]);
+      for (size_t i = 0; i < all.size(); i += stride) check_case(*device, layout, all[i]);
     };
     check(D::kSlow ? 5 : 1);
     if (device->shares_host_memory()) continue;
@@ -278,8 +276,9 @@ TEST_CASE("both dispatchers give the same layer without a capacity") {
   const auto device = test::Cpu::make(1);
   for (const int tensor : tensor_ranks()) {
     const ExpertLayout layout(tensor);
-    for (const Case& made : {Case{}, Case{.one_sided = true}, Case{.adapters = Case::Adapters::fused},
-                             Case{.one_sided = true, .adapters = Case::Adapters::parts}}) {
+    for (const Case& made :
+         {Case{}, Case{.bias = true}, Case{.one_sided = true}, Case{.adapters = Case::Adapters::fused},
+          Case{.one_sided = true, .adapters = Case::Adapters::parts}}) {
       Case c = made;
       const int64_t experts = 2 * layout.parallel().experts.expert->size();
       const Result exchanged = run(*device, layout.parallel(), c, experts, false);

@@ -127,6 +127,8 @@ struct Case {
   uint64_t seed = 1;
   // Before attention.
   bool norm = false, rotates = false;
+  // A learned logit of each head in its softmax.
+  bool sinks = false;
 
   int64_t seq() const { return 2 * ranks() * chunk; }
   kernels::QkvLayout layout() const { return {groups, per_group, d}; }
@@ -139,7 +141,8 @@ struct Case {
            std::to_string(d) + ", " + std::to_string(batch) + " * " + std::to_string(seq()) +
            " tokens, window " + std::to_string(window) + (causal ? "" : ", not causal") +
            (documents ? ", documents" : "") + (norm ? ", qk norm" : "") + (rotates ? ", rope" : "") +
-           ", dropout " + std::to_string(dropout) + ", " + std::string(name_of(type));
+           (sinks ? ", sinks" : "") + ", dropout " + std::to_string(dropout) + ", " +
+           std::string(name_of(type));
   }
 };
 
@@ -222,10 +225,11 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
   nn::ParamList list;
   for (const char* name : {"q", "k"})
     if (c.norm) list.add(nn::ModulePath{name}.spec("weight", {c.d}, {}));
+  if (c.sinks) options.sink = {true, &list.add(nn::ModulePath{"sink"}.spec("weight", {c.heads()}, {}))};
   const auto parameters = list.take();
   SimpleStore store(device, parameters, c.type);
   for (const auto& p : parameters)
-    store.set(*p, floats(c.d, c.seed + 80 + static_cast<uint64_t>(p->index())));
+    store.set(*p, floats(p->shape().elements(), c.seed + 80 + static_cast<uint64_t>(p->index())));
   if (c.norm) {
     options.transform.norm = {.q_gamma = parameters[0].get(), .k_gamma = parameters[1].get()};
     options.transform.norm_options = {.rms = true, .epsilon = 1e-3f};
@@ -286,7 +290,7 @@ void check_case(const Case& c, bool every_device) {
     const Run first = run(*cpu, c, in, &way.context);
     CHECK(difference(first.out, out) < tolerance);
     CHECK(difference(first.gradient, gradient) < tolerance);
-    if (c.norm) {  // each rank has the part of its rows
+    if (c.norm || c.sinks) {  // each rank has the part of its rows, or heads
       std::vector<double> sum(first.weight_gradients.begin(), first.weight_gradients.end());
       comm::all_reduce(world().communicator(), sum);
       CHECK(difference({sum.begin(), sum.end()}, full.weight_gradients) < 2 * tolerance);
@@ -418,6 +422,28 @@ TEST_CASE("every exchange equals the full sequence: queries and keys normalized 
                       .norm = norm,
                       .rotates = rotates},
                      norm && rotates);
+}
+
+TEST_CASE("every exchange equals the full sequence: sinks, with windows and documents") {
+  uint64_t seed = 300;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const bool others : {false, true})
+      for (const auto& [groups, per_group] :
+           {std::array<int64_t, 2>{ranks() == 3 ? 3 : 4, 2}, {1, 2 * ranks()}})
+        check_case({.groups = groups,
+                    .per_group = per_group,
+                    .d = 10,
+                    .batch = 2,
+                    .chunk = 5,
+                    .window = others ? 4 : 0,
+                    .documents = others,
+                    .dropout = others ? 0.2f : 0.0f,
+                    .type = type,
+                    .seed = seed++,
+                    .norm = others,
+                    .rotates = others,
+                    .sinks = true},
+                   type == DType::f32);
 }
 
 TEST_CASE("dropout drops the same pairs as on one rank") {

@@ -172,13 +172,23 @@ TEST_CASE("scale: by the factor as x's type has it") {
   }
 }
 
-TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
+TEST_CASE("attention: causal, window, documents, dropout, capped scores, each with and without sinks") {
   const kernels::QkvLayout layout{2, 2, 4};
   const int64_t batch = 2, seq = 5;
   const Vec<int32_t> documents{0, 0, 2, 2, 2, 0, 1, 1, 1, 4};
   const Vec<int64_t> ids = testing::dropout_rows(batch * seq);
+  enum class Sinks { none, zero, learned };
   for (const DType type : kTypes)
-    for (const int variant : {0, 1, 2, 3, 4}) {
+    for (const auto& [variant, sinks] : {std::pair{0, Sinks::none},
+                                         {1, Sinks::none},
+                                         {2, Sinks::none},
+                                         {3, Sinks::none},
+                                         {4, Sinks::none},
+                                         {0, Sinks::zero},
+                                         {1, Sinks::learned},
+                                         {2, Sinks::learned},
+                                         {3, Sinks::learned},
+                                         {4, Sinks::learned}}) {
       kernels::AttentionShape shape;
       shape.groups = layout.groups;
       shape.heads_per_group = layout.heads_per_group;
@@ -195,9 +205,10 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
       OpCase c{.inputs = {random_value({batch * seq, layout.row()}, 1, 1.5)},
                .type = type,
                .tolerance = tolerance(type)};
+      if (sinks == Sinks::learned) c.parameters.push_back(random_value({layout.heads()}, 2, 2));
       check_op(
           "attention", c,
-          [&](Tape& t, Vars x, const Handles&) {
+          [&, variant = variant, sinks = sinks](Tape& t, Vars x, const Handles& p) {
             ops::AttentionOptions o(ops::qkv_layout(x[0].size(1), 2, 4));
             o.shape.batch = batch;
             o.shape.seq = seq;
@@ -207,14 +218,18 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
             o.shape.dropout = shape.dropout;
             o.shape.dropout_key = shape.dropout_key;
             o.shape.head_offset = shape.head_offset;
+            o.sink = {sinks != Sinks::none, p.empty() ? nullptr : p[0]};
             if (variant == 2)
               o.documents.start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
             if (variant == 3) o.dropout_rows = Tensor::from_host<int64_t>(t.device(), {batch * seq}, ids);
             return Vars{ops::attention(t, std::move(x[0]), o)};
           },
-          [&](const auto& x, const auto&) {
+          [&, sinks = sinks](const auto& x, const auto& p) {
             using L = std::decay_t<decltype(x)>;
-            return L{reference::attention(shape, x[0], starts, ids, nullptr)};
+            using V = typename L::value_type;
+            const V logits = p.empty() ? V(static_cast<size_t>(layout.heads())) : p[0];
+            return L{reference::attention(shape, reference::unpacked(shape, x[0]), starts, ids, nullptr,
+                                          sinks == Sinks::none ? nullptr : &logits)};
           });
     }
 }
@@ -351,6 +366,65 @@ TEST_CASE("bias_activation: every kind, gated or not, with and without bias") {
                                                rows, cols)};
               });
         }
+}
+
+TEST_CASE("activation: slopes, limits beyond which no gradient passes, an offset of the linear branch") {
+  using Kind = kernels::ActivationKind;
+  for (const DType type : kTypes)
+    for (const kernels::ActivationFunction& f :
+         {kernels::ActivationFunction{.kind = Kind::silu, .slope = 1.702f, .limit = 0.75f, .up_offset = 1},
+          {.kind = Kind::silu, .gated = false, .slope = 1.702f},
+          {.kind = Kind::gelu, .limit = 1.25f},
+          {.kind = Kind::relu, .up_offset = -0.5f}}) {
+      const size_t cols = 7, width = f.gated ? 14 : 7;
+      check_op(
+          "activation",
+          {.inputs = {random_value({5, static_cast<int64_t>(width)}, 1, 2)},
+           .type = type,
+           .tolerance = tolerance(type)},
+          [&](Tape& t, Vars x, const Handles&) { return Vars{ops::activation(t, x[0], f)}; },
+          [&](const auto& x, const auto&) {
+            using V = typename std::decay_t<decltype(x)>::value_type;
+            using S = typename V::value_type;
+            const auto clamped = [&](S v, double least) {
+              if (f.limit > 0 && reference::real(v) > double{f.limit}) return S(f.limit);
+              return f.limit > 0 && reference::real(v) < least ? S(least) : v;
+            };
+            V y;
+            for (size_t r = 0; r < 5; ++r)
+              for (size_t c = 0; c < cols; ++c) {
+                S v = x[0][r * width + c];
+                if (f.gated) v = clamped(v, -INFINITY);
+                const double slope = double{f.slope};
+                v = f.slope == 1 ? reference::activate(f.kind, v) : v / (1.0 + std::exp(-slope * v));
+                if (f.gated) v *= clamped(x[0][r * width + cols + c], -double{f.limit}) + double{f.up_offset};
+                y.push_back(v);
+              }
+            return std::decay_t<decltype(x)>{y};
+          });
+    }
+}
+
+TEST_CASE("router_logits: value and gradients of input, weight and bias") {
+  const size_t rows = 5, hidden = 9, experts = 7;
+  for (const DType type : kTypes)
+    for (const bool bias : {false, true}) {
+      OpCase c{.inputs = {random_value({rows, hidden}, 1)},
+               .parameters = {random_value({experts, hidden}, 2)},
+               .type = type,
+               .tolerance = tolerance(type)};
+      if (bias) c.parameters.push_back(random_value({experts}, 3));
+      check_op(
+          "router_logits", c,
+          [&](Tape& t, Vars x, const Handles& p) {
+            return Vars{ops::router_logits(t, x[0], *p[0], bias ? p[1] : nullptr)};
+          },
+          [&](const auto& x, const auto& p) {
+            using L = std::decay_t<decltype(x)>;
+            return L{
+                linear_reference(x[0], p[0], bias ? p[1] : typename L::value_type{}, rows, hidden, experts)};
+          });
+    }
 }
 
 TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask of forward") {

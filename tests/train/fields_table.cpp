@@ -123,6 +123,8 @@ void model() {
   changes("model.layernorm_zero_centered_gamma", "true", {}, View::model);
   changes("model.gated_linear_unit", "false");
   changes("model.activation_func", "gelu");
+  changes("model.activation_func_clamp_value", "0.01");
+  changes("model.glu_linear_offset", "1");
   changes("model.add_bias_linear", "true");
   changes("model.add_qkv_bias", "true");
   changes("model.add_attention_output_bias", "true");
@@ -136,6 +138,7 @@ void model() {
   changes("model.softmax_scale", "0.01");
   changes("model.attn_logit_softcapping", "0.01");
   changes("model.final_logit_softcapping", "1");
+  changes("model.softmax_type", "learnable");
   refused("model.attention_softmax_in_fp32", "false");
   changes("model.window_size", "4");
   changes("model.window_attn_skip_freq", "2", {"model.window_size=4"});

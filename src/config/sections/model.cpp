@@ -236,6 +236,8 @@ void position_fields(Section<ModelConfig>& s) {
 
 void block_fields(Section<ModelConfig>& s) {
   using M = ModelConfig;
+  const char* gated = "`model.gated_linear_unit` is true";
+  const auto has_gate = [](const Config& c) { return c.model.gated_linear_unit; };
   s.field("normalization", &M::normalization)
       .doc("normalization layer of the transformer blocks and before the output layer");
   s.field("norm_placement", &M::norm_placement).doc("placement of the normalization layers in a block");
@@ -255,13 +257,23 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("activation_func", &M::activation_func)
       .doc("activation function of the feed-forward network")
       .known_as("hidden_act");
+  s.field("activation_func_clamp_value", &M::activation_func_clamp_value)
+      .doc(
+          "limit c of a gated network: gate at most c, up between -c and c, before the activation (gpt-oss: "
+          "7)")
+      .above(0)
+      .used_when<Config>(gated, has_gate)
+      .known_as("swiglu_limit");
+  s.field("glu_linear_offset", &M::glu_linear_offset)
+      .doc("offset of the linear branch of a gated network: act(gate) * (up + offset) (gpt-oss: 1)")
+      .used_when<Config>(gated, has_gate);
   s.field("add_bias_linear", &M::add_bias_linear).doc("add biases to all linear layers of a block");
   s.field("add_qkv_bias", &M::add_qkv_bias)
       .doc("add a bias to the QKV projection, regardless of add_bias_linear (Qwen2)");
   s.field("add_attention_output_bias", &M::add_attention_output_bias)
       .doc("add a bias to the attention output projection");
   s.field("add_mlp_bias", &M::add_mlp_bias)
-      .doc("add biases to the feed-forward network")
+      .doc("add biases to the feed-forward network; with experts: to each of them and to the router")
       .known_as("mlp_bias");
   s.field("qk_layernorm", &M::qk_layernorm)
       .doc(
@@ -294,6 +306,7 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("final_logit_softcapping", &M::final_logit_softcapping)
       .doc("soft cap c of the output logits: c * tanh(logit / c) (Gemma 2: 30); null: none")
       .above(0);
+  s.field("softmax_type", &M::softmax_type).doc("softmax of the attention scores");
   s.field("attention_softmax_in_fp32", &M::attention_softmax_in_fp32)
       .doc("compute the attention softmax in fp32")
       .unsupported("a softmax below fp32");

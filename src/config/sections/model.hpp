@@ -15,7 +15,9 @@ enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
 enum class Normalization : uint8_t { layer_norm, rms_norm };
 enum class NormPlacement : uint8_t { input, output, both };
 enum class RopeScaling : uint8_t { llama3, linear, yarn, longrope };
-enum class Activation : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };
+enum class Activation : uint8_t { gelu, gelu_tanh, quick_gelu, silu, relu, squared_relu };
+// Spelled off-by-one.
+enum class SoftmaxType : uint8_t { vanilla, off_by_one, learnable };
 enum class RecomputeGranularity : uint8_t { full, selective };
 enum class RecomputeMethod : uint8_t { uniform, block };
 enum class RecomputeModule : uint8_t { core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj };
@@ -71,9 +73,23 @@ struct EnumNames<Activation> {
       {Activation::gelu, "gelu", "x * Phi(x), with the error function"},
       {Activation::gelu_tanh, "gelu_tanh", "the tanh approximation of GELU, as in GPT-2",
        "gelu_new gelu_pytorch_tanh"},
+      {Activation::quick_gelu, "quick_gelu",
+       "x * sigmoid(1.702 x); with gated_linear_unit: quick GEGLU (gpt-oss)"},
       {Activation::silu, "silu", "x * sigmoid(x); with gated_linear_unit: SwiGLU", "swish"},
       {Activation::relu, "relu", "max(x, 0)"},
       {Activation::squared_relu, "squared_relu", "max(x, 0) squared"},
+  };
+};
+
+template <>
+struct EnumNames<SoftmaxType> {
+  static constexpr EnumEntry<SoftmaxType> list[] = {
+      {SoftmaxType::vanilla, "vanilla", "the plain softmax"},
+      {SoftmaxType::off_by_one, "off-by-one",
+       "1 is added to its denominator: attention may sum to less than 1", "off_by_one"},
+      {SoftmaxType::learnable, "learnable",
+       "the exponential of a learned logit of each head is added to its denominator (attention sink; "
+       "gpt-oss)"},
   };
 };
 
@@ -201,6 +217,8 @@ struct ModelConfig {
   bool layernorm_zero_centered_gamma = false;
   bool gated_linear_unit = false;
   Activation activation_func = Activation::gelu;
+  std::optional<double> activation_func_clamp_value;
+  double glu_linear_offset = 0.0;
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   // Derived: add_bias_linear.
@@ -219,6 +237,7 @@ struct ModelConfig {
   std::optional<double> softmax_scale;
   std::optional<double> attn_logit_softcapping;
   std::optional<double> final_logit_softcapping;
+  SoftmaxType softmax_type = SoftmaxType::vanilla;
   bool attention_softmax_in_fp32 = true;
   std::optional<int64_t> window_size;
   std::optional<int64_t> window_attn_skip_freq;

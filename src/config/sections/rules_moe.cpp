@@ -52,18 +52,6 @@ RULE("R0704", tensor_divides_shared_width,
       .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
 }
 
-RULE("R0705", expert_biases_are_unsharded, "expert tensor parallelism excludes experts with biases",
-     "dist.expert_tensor_parallel_size", "model.add_bias_linear", "model.add_mlp_bias") {
-  if (!has_experts(c) || !has_mlp_biases(c.model) || c.dist.expert_tensor_parallel_size.value_or(1) == 1)
-    return;
-  report
-      .error(
-          "experts with biases (`model.add_mlp_bias`) cannot be split, but "
-          "`dist.expert_tensor_parallel_size` is " +
-          to_text(*c.dist.expert_tensor_parallel_size))
-      .help("set dist.expert_tensor_parallel_size=1, or model.add_mlp_bias=false");
-}
-
 RULE("R0721", shared_expert_has_no_biases, "a shared expert excludes MLP biases",
      "model.moe_shared_expert_intermediate_size", "model.add_bias_linear", "model.add_mlp_bias") {
   if (!has_experts(c) || !has_mlp_biases(c.model) || !c.model.moe_shared_expert_intermediate_size) return;

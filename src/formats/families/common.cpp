@@ -181,8 +181,8 @@ struct ActivationName {
 constexpr ActivationName kActivations[] = {
     {"silu", Activation::silu},          {"swish", Activation::silu},
     {"gelu", Activation::gelu},          {"gelu_pytorch_tanh", Activation::gelu_tanh},
-    {"gelu_new", Activation::gelu_tanh}, {"relu", Activation::relu},
-    {"relu2", Activation::squared_relu}};
+    {"gelu_new", Activation::gelu_tanh}, {"quick_gelu", Activation::quick_gelu},
+    {"relu", Activation::relu},          {"relu2", Activation::squared_relu}};
 
 }  // namespace
 
@@ -351,10 +351,10 @@ TensorNames llama_names() {
 
 std::span<const Family* const> all_families() {
   extern const Family kLlama, kQwen2, kQwen3, kMistral, kMixtral, kQwen2Moe, kQwen3Moe, kOlmo2, kOlmoe,
-      kGemma2, kPhi3, kGpt2, kDeepseekV2, kDeepseekV3, kKimiK2;
-  static const Family* const families[] = {&kLlama,    &kQwen2,    &kQwen3,      &kMistral,    &kMixtral,
-                                           &kQwen2Moe, &kQwen3Moe, &kOlmo2,      &kOlmoe,      &kGemma2,
-                                           &kPhi3,     &kGpt2,     &kDeepseekV3, &kDeepseekV2, &kKimiK2};
+      kGemma2, kPhi3, kGpt2, kDeepseekV2, kDeepseekV3, kKimiK2, kGptOss;
+  static const Family* const families[] = {
+      &kLlama, &kQwen2,  &kQwen3, &kMistral, &kMixtral,    &kQwen2Moe,   &kQwen3Moe, &kOlmo2,
+      &kOlmoe, &kGemma2, &kPhi3,  &kGpt2,    &kDeepseekV3, &kDeepseekV2, &kKimiK2,   &kGptOss};
   return families;
 }
 
