@@ -150,7 +150,7 @@ TEST_CASE("methods are listed with their models, and their short names are recip
   const auto all = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   CHECK(all["methods"].size() == 4);
   CHECK(all["methods"][1]["name"] == "lora");
-  CHECK(all["methods"][1]["models"].size() == 40);
+  CHECK(all["methods"][1]["models"].size() == 42);
   CHECK(all["methods"][0]["name"] == "dora");
   CHECK(all["methods"][0]["models"].size() == 35);
   const auto values = [](const std::vector<std::string>& recipe) {
