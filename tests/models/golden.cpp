@@ -29,8 +29,9 @@ struct Named {
 // token of gemma2 is ill conditioned: in PyTorch, rounding the weights to fp16 moves its logits by up to
 // 4e-3. Measured with experts: a gradient of a router 2.4e-2 (olmoe), of the norm of keys 2.1e-2 in bf16 and
 // 2.9e-3 in fp16 (qwen3_moe), the norm of all gradients in the third step 3.3e-3 in fp16 (deepseek_moe);
-// gpt_oss with AVX2 and SSE4, not with AVX-512: a gradient of the sinks 2.4e-2 in bf16, and the norm of one of
-// ten steps 1.3e-2 in fp16 (not traced: near its limit the activation's gradient jumps, as routers do at ties).
+// gpt_oss with AVX2 and SSE4, not with AVX-512: a gradient of the sinks 2.4e-2 in bf16, and the norm of one
+// of ten steps 1.3e-2 in fp16 (not traced: near its limit the activation's gradient jumps, as routers do at
+// ties).
 constexpr Named kModels[] = {
     {"gpt2", tiny_gpt2},
     {"llama", tiny_llama},
