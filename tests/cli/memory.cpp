@@ -105,8 +105,8 @@ TEST_CASE(
     const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
     REQUIRE_MESSAGE(trained.code == 0, trained.err);
     check_resident(trained.resident_mib, estimated);
-    // The memory that the allocator has reserved in the first step. Only a larger evaluation needs more: blocks
-    // lie otherwise in the second step, which may ask for a page (qlora in bf16 with AMX does).
+    // The memory that the allocator has reserved in the first step. Only a larger evaluation needs more.
+    // Blocks lie otherwise in the second step, which may ask for a page (qlora in bf16 with AMX does).
     const size_t measured = trained.err.find("memory measured: ");
     REQUIRE_MESSAGE(measured != std::string::npos, trained.err);
     const std::string text = trained.err.substr(measured, trained.err.find('\n', measured) - measured);
