@@ -95,12 +95,17 @@ void Device::count_host_memory(int64_t bytes, MemoryCategory category) {
   if (bytes > 0) ++use.system_requests;
 }
 
+// Ranges grow by the units of AllocatorRules, and to multiples of this. In the first step blocks lie behind
+// each other as a range grows, in the second one in the gaps that the first has left: with single pages it
+// would ask for more.
+constexpr int64_t kGrowth = 64 * 1024;
+
 std::byte* Device::find_block(int64_t size) {
   const Pool pool = pool_of(size);
   BlockAllocator& range = blocks(pool);
   auto offset = range.take(size);
   if (!offset) {
-    const int64_t more = range.missing(size);
+    const int64_t more = round_up(range.end() + range.missing(size), kGrowth) - range.end();
     if (!grow(pool, range.end(), more)) return nullptr;
     range.grow(more);
     MemoryUse& use = use_[static_cast<size_t>(MemoryKind::device)];
