@@ -23,6 +23,11 @@ HWY_INLINE float logit_of_sink(In logits, int64_t head) {
   return logit;
 }
 
+// Index of the statistic of a query in lse [batch, heads, seq].
+HWY_INLINE int64_t index_of_query(const AttentionShape& a, int64_t token, int64_t head) {
+  return (token / a.seq * a.heads() + head) * a.seq + token % a.seq;
+}
+
 void forward(Context& c, AttentionShape a, In logits, HeadsOut out_heads, float* lse) {
   const int64_t heads = a.heads(), cols = a.v_dim;
   by_type({out_heads.data}, [&](auto type) HWY_ATTR {
@@ -31,7 +36,7 @@ void forward(Context& c, AttentionShape a, In logits, HeadsOut out_heads, float*
                     [&](int64_t begin, int64_t end, int) HWY_ATTR {
                       for (int64_t i = begin; i < end; ++i) {
                         const int64_t token = i / heads, head = i % heads;
-                        float& sum = lse[(token / a.seq * heads + head) * a.seq + token % a.seq];
+                        float& sum = lse[index_of_query(a, token, head)];
                         const float logit = logit_of_sink(logits, head), above = logit - sum,
                                     factor = 1.0f / (1.0f + std::exp(above));
                         sum = std::max(logit, sum) + std::log1p(std::exp(-std::fabs(above)));
@@ -66,8 +71,7 @@ void backward(Context& c, AttentionShape a, In logits, HeadsIn out_heads, const 
             cols, [&](int64_t j) HWY_ATTR { sum = hn::MulAdd(out.at(x + j), dout.at(y + j), sum); },
             [&](int64_t j, int64_t n)
                 HWY_ATTR { sum = hn::MulAdd(out.part(x + j, n), dout.part(y + j, n), sum); });
-        const float probability =
-            std::exp(logit - lse[(token / a.seq * heads + head) * a.seq + token % a.seq]);
+        const float probability = std::exp(logit - lse[index_of_query(a, token, head)]);
         total += static_cast<double>(probability) * static_cast<double>(sum_lanes(sum));
       }
       dlogits[head] -= static_cast<float>(total);

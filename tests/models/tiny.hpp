@@ -84,12 +84,7 @@ inline config::ModelConfig tiny_family(int64_t heads, int64_t groups, int64_t he
   c.layernorm_epsilon = 1e-5;
   return c;
 }
-// Biases of attention and MLP, YaRN.
-inline config::ModelConfig tiny_llama_biases() {
-  config::ModelConfig c = tiny_family(4, 2, 6);
-  c.share_embeddings_and_output_weights = true;
-  c.add_qkv_bias = true;
-  c.add_attention_output_bias = c.add_mlp_bias = true;
+inline void add_yarn(config::ModelConfig& c) {
   c.rotary_base = 50;
   c.rope_scaling = true;
   c.rope_scaling_type = config::RopeScaling::yarn;
@@ -98,6 +93,14 @@ inline config::ModelConfig tiny_llama_biases() {
   c.rope_scaling_beta_fast = 1.5;
   c.rope_scaling_beta_slow = 0.3;
   c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
+}
+// Biases of attention and MLP, YaRN.
+inline config::ModelConfig tiny_llama_biases() {
+  config::ModelConfig c = tiny_family(4, 2, 6);
+  c.share_embeddings_and_output_weights = true;
+  c.add_qkv_bias = true;
+  c.add_attention_output_bias = c.add_mlp_bias = true;
+  add_yarn(c);
   return c;
 }
 // Attention sinks, a window in layer 0.
@@ -273,15 +276,8 @@ inline config::ModelConfig tiny_gpt_oss() {
   c.glu_linear_offset = 1;
   c.window_size = 5;
   c.window_attn_skip_freq = 2;
-  c.rotary_base = 50;
-  c.rope_scaling = true;
-  c.rope_scaling_type = config::RopeScaling::yarn;
-  c.rope_scaling_factor = 4;
-  c.rope_scaling_original_max_position_embeddings = 16;
-  c.rope_scaling_beta_fast = 1.5;
-  c.rope_scaling_beta_slow = 0.3;
+  add_yarn(c);
   c.rope_scaling_truncate = false;
-  c.rope_scaling_attention_factor = 0.1 * std::log(4.0) + 1;
   return c;
 }
 

@@ -174,6 +174,13 @@ TEST_CASE("blocks are hardly larger than what is asked for, and what is free is 
     CHECK(device->memory().reserved == 0);
     const Tensor again = take(kMiB + 1);
     CHECK(device->memory().reserved == 2 * kMiB);
+    // Small blocks take 64 KiB at once, from which others follow.
+    const int64_t requests = device->memory().system_requests;
+    const Tensor small = take(60 << 10), others[] = {take(1 << 10), take(1 << 10), take(2 << 10)};
+    CHECK(device->memory().reserved == 2 * kMiB + (64 << 10));
+    CHECK(device->memory().system_requests == requests + 1);
+    const Tensor next = take(1);
+    CHECK(device->memory().reserved == 2 * kMiB + (128 << 10));
   }
 }
 
