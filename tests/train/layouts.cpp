@@ -486,8 +486,8 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 421, 73},
-                                                {"", "dist.tp=", 149, 33},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 422, 73},
+                                                {"", "dist.tp=", 150, 33},
                                                 {"", "dist.pp=", 127, 22},
                                                 {"", "dist.vpp=", 21, 7},
                                                 {"", ZB_H1, 21, 2},
@@ -499,7 +499,7 @@ TEST_CASE("the matrix is as large as it says") {
                                                 {"", SHARD "optim_grads_params ", 63, 7},
                                                 {"", HYBRID, 19, 2},
                                                 {"", "model.recompute_granularity=", 62, 3},
-                                                {"", "mixed_precision=", 62, 14},
+                                                {"", "mixed_precision=", 63, 14},
                                                 {"", "mixed_precision.fp8=", 14, 4},
                                                 {"", " moe", 114, 19},
                                                 {"", "dispatcher_type=allgather", 38, 9},

@@ -410,6 +410,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "gpt", "dist.pp=2 " BF16_GRADIENTS " " FULL},
     {2, false, "llama", "dist.cp=2 " BF16_GRADIENTS STAND_IN},
     {3, false, "gpt", SHARD "optim_grads ddp.bucket_size=2000 " BF16_GRADIENTS},
+    {4, false, "lora", "dist.tp=4 " BF16},
     {4, false, "lora", "dist.tp=2 dist.pp=2 " BF16_GRADIENTS},
     {4, true, "llama",
      HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim " BF16_GRADIENTS STAND_IN},
