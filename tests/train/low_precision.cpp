@@ -23,15 +23,16 @@ using test::world;
 
 struct Preset {
   const char* name;
-  // How far losses may be from bf16's, in nats: on average over all steps, and over the last ones. Delayed
-  // scaling has no scales in the first step; stochastic rounding takes another path.
+  // How far losses may be from bf16's on average over all steps, in nats, and how far the mean of the last
+  // ten from bf16's, as a fraction of it. As measured with nine seeds at each level of instructions, at most
+  // 0.0035 and 0.0018 in FP8, 0.0174 and 0.0089 in FP4: FP4 fails the bounds of FP8.
   double average, last;
 };
-constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.1, 0.005},
-                               {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005},
-                               {"bf16_with_fp8_subchannel_scaling_mixed", 0.04, 0.005},
-                               {"bf16_with_mxfp8_mixed", 0.04, 0.005},
-                               {"bf16_with_nvfp4_mixed", 0.25, 0.01}};
+constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.005, 0.0025},
+                               {"bf16_with_fp8_current_scaling_mixed", 0.005, 0.0025},
+                               {"bf16_with_fp8_subchannel_scaling_mixed", 0.005, 0.0025},
+                               {"bf16_with_mxfp8_mixed", 0.005, 0.0025},
+                               {"bf16_with_nvfp4_mixed", 0.025, 0.012}};
 
 double mean_of_last_losses(const std::vector<double>& trace) {
   constexpr size_t kLast = 10;
@@ -55,15 +56,18 @@ void check_same(const std::vector<double>& got, const std::vector<double>& expec
 TEST_CASE("every preset learns as bf16 does") {
   constexpr int64_t kSteps = test::kSanitized ? 10 : 60;
   const std::vector<std::string> wide = {"model.hidden_size=64", "model.ffn_hidden_size=160",
-                                         "model.kv_channels=16", "train.train_iters=60"};
+                                         "model.kv_channels=16", "train.train_iters=60",
+                                         // With the recipe's lr of 1e-2 this model learns its few texts by
+                                         // heart within some steps, which any rounding moves by one or two.
+                                         "optimizer.lr=1e-3", "optimizer.min_lr=1e-4"};
   const auto expected = run(resolve_preset<test::Cpu>("bf16_mixed", wide), kSteps);
   const double target = mean_of_last_losses(expected);
-  CHECK((test::kSanitized || target < 0.9 * expected[0]));
+  CHECK((test::kSanitized || target < 0.6 * expected[0]));
   for (const Preset& preset : kPresets) {
     const auto trace = run(resolve_preset<test::Cpu>(preset.name, wide), kSteps);
     double apart = 0;
     for (size_t i = 0; i < trace.size(); i += 2) apart += std::abs(trace[i] - expected[i]) / kSteps;
-    const double last = std::abs(mean_of_last_losses(trace) - target);
+    const double last = std::abs(mean_of_last_losses(trace) / target - 1);
     CHECK(trace != expected);
     if (test::kSanitized) continue;  // the figures are those of the long run
     CHECK_MESSAGE(apart < preset.average, preset.name, ": ", apart);
