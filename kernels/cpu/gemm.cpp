@@ -46,21 +46,26 @@ constexpr int64_t kTileWork = int64_t{1} << 20;
 // times: with fewer than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
-HWY_INLINE GemmTiling tiling_for(const GemmShape& s, bool narrow) {
-  GemmTiling p;
-  // Between two chunks of k the sums lie in C. 16 bits cannot hold them, so there a chunk is as deep as can
-  // be.
-  p.chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
-  p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
-  const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(s.k);
+// Size of the tiles of m rows and p.chunk_n columns with sums over k, at most p's.
+HWY_INLINE void divide_tiles(GemmTiling& p, int64_t m, int64_t k) {
+  const double work = static_cast<double>(m) * static_cast<double>(p.chunk_n) * static_cast<double>(k);
   const auto wanted = static_cast<int64_t>(
       std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
   int64_t across = ceil_div(p.chunk_n, kMaxCols);
   const int64_t down =
-      std::max(ceil_div(s.m, kMaxRows), std::min(ceil_div(s.m, kMinRows), ceil_div(wanted, across)));
+      std::max(ceil_div(m, kMaxRows), std::min(ceil_div(m, kMinRows), ceil_div(wanted, across)));
   across = std::max(across, std::min(ceil_div(p.chunk_n, kMinCols), ceil_div(wanted, down)));
-  p.rows = even_size(s.m, down, kMr);
-  p.cols = even_size(p.chunk_n, across, kNr);
+  p.rows = std::min(p.rows, even_size(m, down, kMr));
+  p.cols = std::min(p.cols, even_size(p.chunk_n, across, kNr));
+}
+
+HWY_INLINE GemmTiling tiling_for(const GemmShape& s, bool narrow) {
+  GemmTiling p{.rows = s.m + kMr, .cols = s.n + kNr, .chunk_n = 0, .chunk_k = 0};
+  // Between two chunks of k the sums lie in C. 16 bits cannot hold them, so there a chunk is as deep as can
+  // be.
+  p.chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
+  p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
+  divide_tiles(p, s.m, s.k);
   return p;
 }
 
@@ -192,13 +197,15 @@ struct GemmWorkspace {
   WorkspaceSize need() const { return {(b + c_copy) * sizeof(float), worker() * sizeof(float)}; }
 };
 
-// `planned`: a shape that is at least as large, whose tiling and workspace are used.
+// `planned`: a shape that is at least as large, whose chunks and workspace are used. Tiles are those of `s`:
+// a group of a grouped GEMM alone has to balance the threads.
 template <class T>
 void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const T* a, const T* b, Out out,
                 float alpha, float beta) {
   const bool narrow = out.dtype != DType::f32;
-  const GemmTiling p = tiling_for(planned, narrow);
+  GemmTiling p = tiling_for(planned, narrow);
   const GemmWorkspace sizes(planned, p, narrow);
+  divide_tiles(p, s.m, s.k);
   const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
   const bool copy = sizes.copy;
