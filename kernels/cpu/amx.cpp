@@ -176,8 +176,8 @@ CAPSTAN_AMX_CALLED void amx::release_tiles() {
   _tile_release();
 }
 
-WorkspaceSize amx_workspace(const GemmShape& s, DType out) {
-  return AmxWorkspace(s, Plan(s), out).need();
+WorkspaceSize amx_workspace(const GemmShape& planned, DType out) {
+  return AmxWorkspace(planned, Plan(planned), out).need();
 }
 
 void amx_gemm(Context& c, const GemmShape& planned, const GemmShape& s, In a_in, In b_in, Out out,
