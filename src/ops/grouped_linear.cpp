@@ -23,9 +23,8 @@ void launch_grouped(const GemmShape& shape, GemmGroups groups, const Tensor& siz
   Device& device = c.device();
   const kernels::Gemm& gemm = *device.table().gemm;
   const int64_t count = sizes.elements();
-  const kernels::GemmTypes types{.a = a.dtype(), .b = b.dtype(), .c = c.dtype()};
-  launch(device, gemm.run_grouped_workspace(shape, groups, count, types, factors.alpha, factors.beta),
-         gemm.run_grouped, shape, groups, sizes, count, a, b, c, factors.alpha, factors.beta, bias);
+  launch(device, gemm.run_grouped_workspace(shape, groups, count, c.dtype()), gemm.run_grouped, shape, groups,
+         sizes, count, a, b, c, factors.alpha, factors.beta, bias);
 }
 
 // c[rows, n] = alpha a[rows, k] B[e]^T + beta c, or a[rows, k] B[e] where B is stored [experts, k, n]. The
