@@ -73,8 +73,7 @@ struct Gemm {
                      bool accumulate);
   // Workspaces, for the arguments of the launch. `reduces`: the epilogue has a bias gradient or a maximum.
   WorkspaceSize (*run_workspace)(GemmShape, GemmTypes, float alpha, float beta, bool reduces);
-  WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, GemmTypes, float alpha,
-                                         float beta);
+  WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
   // Selects whether fp32 GEMMs of this process round A and B to TF32 (10 bits of mantissa), from the next
   // launch on; initially false. Null on devices without TF32.

@@ -3,8 +3,7 @@
 a training step of Capstan and of PyTorch, in turns.
 
 SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x
-256, Transformers' Llama), mixtral-26m (8 x 256, Transformers' Mixtral; Capstan adds the load-balancing loss,
-Transformers here does not). Each round runs both programs, one after the other; a step is forward, backward,
+256, Transformers' Llama). Each round runs both programs, one after the other; a step is forward, backward,
 clipping and AdamW. Prints tokens/s of each round, the medians and their ratio, and both as fractions of the
 peak GEMM throughput measured in that type (GEMMs of 2048 x 2048 x 2048 by this program's torch.mm, Capstan
 and oneDNN; torch.mm of the shapes of the model's linear layers).
@@ -25,7 +24,6 @@ SHAPES = {
                                                     "model.hidden_dropout=0", "model.attention_dropout=0"]),
     "quickstart": dict(batch=2, length=256, recipe=["quickstart", "train.global_batch_size=2"]),
     "llama-26m": dict(batch=8, length=256, recipe=["bench/recipes/llama-26m.yaml"]),
-    "mixtral-26m": dict(batch=8, length=256, recipe=["bench/recipes/mixtral-26m.yaml"]),
 }
 
 
@@ -34,14 +32,7 @@ def make_model(shape):
     torch.manual_seed(1)
     if shape == "gpt2-124m":
         return Gpt2(50304, 1024, 768, 12, 12)
-    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
-    if shape == "mixtral-26m":
-        model = MixtralForCausalLM(MixtralConfig(
-            vocab_size=8192, hidden_size=576, intermediate_size=768, num_hidden_layers=6,
-            num_attention_heads=9, num_key_value_heads=3, num_local_experts=8, num_experts_per_tok=2,
-            max_position_embeddings=256, tie_word_embeddings=True, use_cache=False))
-        model.set_experts_implementation("grouped_mm")  # the faster one: "eager" has 0.8 of its tokens/s
-        return model
+    from transformers import LlamaConfig, LlamaForCausalLM
     sizes = {"quickstart": dict(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
                                 num_attention_heads=8, num_key_value_heads=4),
              "llama-26m": dict(vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,

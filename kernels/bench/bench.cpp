@@ -383,10 +383,8 @@ class KernelBench {
                             .ldc = out,
                             .stride_b = out * in};
     bound_by_gemms(prefix + ": grouped gemm forward", flops, [&] {
-      launch(device_,
-             gemm.run_grouped_workspace(forward, GemmGroups::m, count, {attention_, attention_, attention_},
-                                        1, 0),
-             gemm.run_grouped, forward, GemmGroups::m, sizes, count, x, w, y, 1.0f, 0.0f, none);
+      launch(device_, gemm.run_grouped_workspace(forward, GemmGroups::m, count, attention_), gemm.run_grouped,
+             forward, GemmGroups::m, sizes, count, x, w, y, 1.0f, 0.0f, none);
     });
     bound_by_gemms(prefix + ": dense gemm of as many rows", flops, [&] {
       launch(device_, gemm.run_workspace(forward, {attention_, attention_, attention_}, 1, 0, false),
@@ -401,9 +399,7 @@ class KernelBench {
                              .ldc = in,
                              .stride_c = out * in};
     bound_by_gemms(prefix + ": grouped gemm weight gradient", flops, [&] {
-      launch(device_,
-             gemm.run_grouped_workspace(backward, GemmGroups::k, count, {attention_, attention_, DType::f32},
-                                        1, 1),
+      launch(device_, gemm.run_grouped_workspace(backward, GemmGroups::k, count, DType::f32),
              gemm.run_grouped, backward, GemmGroups::k, sizes, count, y, x, gradient, 1.0f, 1.0f, none);
     });
   }

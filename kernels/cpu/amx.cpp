@@ -39,26 +39,22 @@ constexpr int64_t kMinNontemporalBytes = int64_t{4} << 20;
 
 struct Plan {
   int64_t chunk_k, chunk_n, rows, cols;
-  explicit Plan(const GemmShape& s) : rows(s.m + kPanel), cols(s.n + 2 * kPanel) {
+  explicit Plan(const GemmShape& s) {
     chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, kMaxDepth), kDepth));
     chunk_n =
         std::min(s.n, even_size(s.n, ceil_div(s.n, kPackedValues / (steps_of(chunk_k) * kDepth)), kPanel));
-    divide_tiles(s.m, s.k);
-  }
-  // Size of the tiles of m rows with sums over k, at most what it was.
-  void divide_tiles(int64_t m, int64_t k) {
-    const double work = static_cast<double>(m) * static_cast<double>(chunk_n) * static_cast<double>(k);
+    const double work = static_cast<double>(s.m) * static_cast<double>(chunk_n) * static_cast<double>(s.k);
     const auto wanted = static_cast<int64_t>(
         std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
     // Divides rows further only where columns do not give enough tiles, because a panel of B is loaded once
     // for all rows of a tile.
     int64_t down = ceil_div(
-        m, std::clamp(kRowValues / (steps_of(chunk_k) * kDepth) / kPanel * kPanel, kMinRows, kMaxRows));
+        s.m, std::clamp(kRowValues / (steps_of(chunk_k) * kDepth) / kPanel * kPanel, kMinRows, kMaxRows));
     const int64_t across =
         std::max(ceil_div(chunk_n, kMaxCols), std::min(ceil_div(chunk_n, kMinCols), ceil_div(wanted, down)));
-    down = std::max(down, std::min(ceil_div(m, kMinRows), ceil_div(wanted, 2 * across)));
-    rows = std::min(rows, even_size(m, down, kPanel));
-    cols = std::min(cols, even_size(chunk_n, across, 2 * kPanel));
+    down = std::max(down, std::min(ceil_div(s.m, kMinRows), ceil_div(wanted, 2 * across)));
+    rows = even_size(s.m, down, kPanel);
+    cols = even_size(chunk_n, across, 2 * kPanel);
   }
 };
 
@@ -180,11 +176,9 @@ WorkspaceSize amx_workspace(const GemmShape& s, DType out) {
   return AmxWorkspace(s, Plan(s), out).need();
 }
 
-void amx_gemm(Context& c, const GemmShape& planned, const GemmShape& s, In a_in, In b_in, Out out,
-              float beta) {
-  Plan p(planned);
-  const AmxWorkspace sizes(planned, p, out.dtype);
-  p.divide_tiles(s.m, s.k);
+void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float beta) {
+  const Plan p(s);
+  const AmxWorkspace sizes(s, p, out.dtype);
   const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
   const bf16 *a = a_in.as<bf16>(), *b = b_in.as<bf16>();
@@ -253,7 +247,7 @@ bool runs_amx() {
 WorkspaceSize amx_workspace(const GemmShape&, DType) {
   return {};
 }
-void amx_gemm(Context&, const GemmShape&, const GemmShape&, In, In, Out, float) {}
+void amx_gemm(Context&, const GemmShape&, In, In, Out, float) {}
 }  // namespace capstan::kernels
 
 #endif

@@ -16,10 +16,9 @@ namespace capstan::kernels {
 bool runs_amx();
 
 // C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive.
-// `planned`: a shape that is at least as large, whose chunks and workspace are used; that of all groups for a
-// group of a grouped GEMM. The tiling depends on the two shapes alone. Needs runs_amx().
-void amx_gemm(Context& c, const GemmShape& planned, const GemmShape& s, In a, In b, Out out, float beta);
-WorkspaceSize amx_workspace(const GemmShape& planned, DType out);
+// The tiling depends on the shape alone. Needs runs_amx().
+void amx_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta);
+WorkspaceSize amx_workspace(const GemmShape& s, DType out);
 
 namespace amx {
 // Configure and release the tile unit of the calling thread.

@@ -46,26 +46,21 @@ constexpr int64_t kTileWork = int64_t{1} << 20;
 // times: with fewer than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
-// Size of the tiles of m rows and p.chunk_n columns with sums over k, at most p's.
-HWY_INLINE void divide_tiles(GemmTiling& p, int64_t m, int64_t k) {
-  const double work = static_cast<double>(m) * static_cast<double>(p.chunk_n) * static_cast<double>(k);
-  const auto wanted = static_cast<int64_t>(
-      std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
-  int64_t across = ceil_div(p.chunk_n, kMaxCols);
-  const int64_t down =
-      std::max(ceil_div(m, kMaxRows), std::min(ceil_div(m, kMinRows), ceil_div(wanted, across)));
-  across = std::max(across, std::min(ceil_div(p.chunk_n, kMinCols), ceil_div(wanted, down)));
-  p.rows = std::min(p.rows, even_size(m, down, kMr));
-  p.cols = std::min(p.cols, even_size(p.chunk_n, across, kNr));
-}
-
 HWY_INLINE GemmTiling tiling_for(const GemmShape& s, bool narrow) {
-  GemmTiling p{.rows = s.m + kMr, .cols = s.n + kNr, .chunk_n = 0, .chunk_k = 0};
+  GemmTiling p;
   // Between two chunks of k the sums lie in C. 16 bits cannot hold them, so there a chunk is as deep as can
   // be.
   p.chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
   p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
-  divide_tiles(p, s.m, s.k);
+  const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(s.k);
+  const auto wanted = static_cast<int64_t>(
+      std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
+  int64_t across = ceil_div(p.chunk_n, kMaxCols);
+  const int64_t down =
+      std::max(ceil_div(s.m, kMaxRows), std::min(ceil_div(s.m, kMinRows), ceil_div(wanted, across)));
+  across = std::max(across, std::min(ceil_div(p.chunk_n, kMinCols), ceil_div(wanted, down)));
+  p.rows = even_size(s.m, down, kMr);
+  p.cols = even_size(p.chunk_n, across, kNr);
   return p;
 }
 
@@ -197,15 +192,13 @@ struct GemmWorkspace {
   WorkspaceSize need() const { return {(b + c_copy) * sizeof(float), worker() * sizeof(float)}; }
 };
 
-// `planned`: a shape that is at least as large, whose chunks and workspace are used. Tiles are those of `s`:
-// a group of a grouped GEMM alone has to balance the threads.
+// `planned`: a shape that is at least as large, whose tiling and workspace are used.
 template <class T>
 void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const T* a, const T* b, Out out,
                 float alpha, float beta) {
   const bool narrow = out.dtype != DType::f32;
-  GemmTiling p = tiling_for(planned, narrow);
+  const GemmTiling p = tiling_for(planned, narrow);
   const GemmWorkspace sizes(planned, p, narrow);
-  divide_tiles(p, s.m, s.k);
   const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
   const bool copy = sizes.copy;
@@ -397,11 +390,9 @@ WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float alpha, float bet
   return GemmWorkspace(s, tiling_for(s, narrow), narrow).need();
 }
 // The groups follow one another in the same memory, for the largest that there can be.
-WorkspaceSize run_grouped_workspace(GemmShape s, GemmGroups, int64_t, GemmTypes types, float alpha,
-                                    float beta) {
-  const bool narrow = types.c != DType::f32;
+WorkspaceSize run_grouped_workspace(GemmShape s, GemmGroups, int64_t, DType c) {
+  const bool narrow = c != DType::f32;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0) return {};
-  if (native_types(types.a, types.c, alpha, beta) && runs_amx()) return amx_workspace(s, types.c);
   return GemmWorkspace(s, tiling_for(s, narrow), narrow).need();
 }
 
@@ -438,7 +429,7 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
   }
   const bool native = !few && native_types(a.dtype, out.dtype, alpha, beta);
   if (native && runs_amx()) {
-    amx_gemm(c, s, s, a, b, out, beta);
+    amx_gemm(c, s, a, b, out, beta);
   } else if (native && *native_bf16()) {
     native_gemm(c, s, a, b, out, beta);
   } else {
@@ -530,31 +521,42 @@ void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, fl
   }
 }
 
+// Group `group`, whose rows (or elements of k) begin at `first`.
+struct GroupPosition {
+  int64_t group, first;
+};
+
+template <class T>
+void run_group(Context& c, const GemmShape& planned, const GemmShape& s, GemmGroups kind, GroupPosition at,
+               const T* a, const T* b, Out out, float alpha, float beta) {
+  const bool rows = kind == GemmGroups::m;
+  a += at.first * (rows == s.trans_a ? 1 : s.lda);
+  b += rows ? at.group * s.stride_b : at.first * (s.trans_b ? 1 : s.ldb);
+  tiled_gemm(c, planned, s, a, b, out, alpha, beta);
+}
+
 void run_grouped(Context& c, GemmShape planned, GemmGroups kind, const int64_t* sizes, int64_t count,
                  Operand a, Operand b, Out out, float alpha, float beta, In bias) {
   if (planned.m <= 0 || planned.n <= 0) return;
   const bool rows = kind == GemmGroups::m;
-  for (int64_t group = 0, first = 0; group < count; first += sizes[group++]) {
+  GroupPosition at{0, 0};
+  for (; at.group < count; at.first += sizes[at.group++]) {
     GemmShape s = planned;
-    (rows ? s.m : s.k) = sizes[group];
-    const Out y = from_element(out, rows ? first * s.ldc : group * s.stride_c);
+    (rows ? s.m : s.k) = sizes[at.group];
+    const Out y = from_element(out, rows ? at.first * s.ldc : at.group * s.stride_c);
     if (s.m == 0) continue;
-    const int64_t a_at = first * (rows == s.trans_a ? 1 : s.lda),
-                  b_at = rows ? group * s.stride_b : first * (s.trans_b ? 1 : s.ldb);
     if (s.k == 0) {
       scale_result(s, y, beta);
     } else if (a.layout != ScaleLayout::none) {
-      const ScaledMatrix x(a, planned.k, rows ? first : 0, rows ? 0 : first),
-          w(b, planned.k, rows ? group * s.stride_b / s.k : 0, rows ? 0 : first);
+      const ScaledMatrix x(a, planned.k, rows ? at.first : 0, rows ? 0 : at.first),
+          w(b, planned.k, rows ? at.group * s.stride_b / s.k : 0, rows ? 0 : at.first);
       tiled_gemm(c, planned, s, &x, &w, y, alpha, beta);
-    } else if (native_types(a.dtype, out.dtype, alpha, beta) && runs_amx()) {
-      amx_gemm(c, planned, s, from_element(a, a_at), from_element(b, b_at), y, beta);
     } else {
-      at_element({a.data, a.dtype}, a_at, [&]<class T>(const T* left) {
-        tiled_gemm(c, planned, s, left, static_cast<const T*>(b.data) + b_at, y, alpha, beta);
+      at_element({a.data, a.dtype}, 0, [&]<class T>(const T* left) {
+        run_group(c, planned, s, kind, at, left, static_cast<const T*>(b.data), y, alpha, beta);
       });
     }
-    if (bias) add_bias(c, s, y, from_element(bias, group * s.n));
+    if (bias) add_bias(c, s, y, from_element(bias, at.group * s.n));
   }
 }
 

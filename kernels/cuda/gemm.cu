@@ -358,7 +358,7 @@ void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, fl
   if (!c.error->file) run_epilogue(c, s, out, {}, rest, partials);
 }
 
-WorkspaceSize run_grouped_workspace(GemmShape, GemmGroups, int64_t, GemmTypes, float, float) {
+WorkspaceSize run_grouped_workspace(GemmShape, GemmGroups, int64_t, DType) {
   return {};
 }
 void run_grouped(Context& c, GemmShape s, GemmGroups groups, const int64_t* sizes, int64_t count, Operand a,

@@ -129,9 +129,8 @@ void check_groups(Device& device, DType type) {
   const Vec<double> first = values_of(c), values_a = values_of(a), values_b = values_of(b),
                     values_bias = values_of(bias);
   const kernels::Gemm& gemm = *device.table().gemm;
-  launch(device, gemm.run_grouped_workspace(s, GemmGroups::m, count, {type, type, type}, 1, 1),
-         gemm.run_grouped, s, GemmGroups::m, Tensor::from_host<int64_t>(device, {count}, sizes), count, a, b,
-         c, 1.0f, 1.0f, bias);
+  launch(device, gemm.run_grouped_workspace(s, GemmGroups::m, count, type), gemm.run_grouped, s,
+         GemmGroups::m, Tensor::from_host<int64_t>(device, {count}, sizes), count, a, b, c, 1.0f, 1.0f, bias);
   const Vec<double> result = values_of(c);
   for (int64_t g = 0, row = 0; g < count; row += sizes[static_cast<size_t>(g++)]) {
     GemmShape own = s;

@@ -58,7 +58,7 @@ void add_gemms(std::vector<Case>& cases) {
     kernels::GemmShape s{kind == kernels::GemmGroups::k, true, 130, 96, 200};
     s.lda = s.trans_a ? s.m : s.k, s.ldb = s.k, s.ldc = s.n, s.stride_b = s.n * s.k, s.stride_c = s.m * s.n;
     cases.push_back({"grouped gemm",
-                     gemm.run_grouped_workspace(s, kind, 2, {DType::bf16, DType::bf16, DType::bf16}, 1, 1),
+                     gemm.run_grouped_workspace(s, kind, 2, DType::bf16),
                      {unset(DType::bf16, 2 * s.stride_c)},
                      [=, &gemm, a = noise(DType::bf16, s.m * s.k), b = noise(DType::bf16, 2 * s.stride_b, 2)](
                          kernels::Context& c, Vec<Array>& y) {
