@@ -54,7 +54,7 @@ std::string SftSamples::location(int64_t sample) const {
 namespace {
 
 // A batch of short tokens takes about ten times as much memory once it is encoded.
-constexpr int64_t kBatchBytes = 1 << 20;
+constexpr int64_t kReadBytes = 1 << 20;
 constexpr int64_t kTileRecords = 2;
 constexpr size_t kMaxReports = 20;
 
@@ -91,7 +91,7 @@ class FileReader {
     for (const InputFile& file : reader.files()) samples->files.push_back(file.path);
     formats_.assign(reader.files().size(), options_.format);
     RecordBatch batch;
-    while ((!most || samples->count() < *most) && reader.next(batch, kBatchBytes)) {
+    while ((!most || samples->count() < *most) && reader.next(batch, kReadBytes)) {
       encode(batch, samples->files);
       for (size_t i = 0; i < batch.records.size() && (!most || samples->count() < *most); ++i)
         take(batch.records[i], i, *samples, counts);

@@ -147,11 +147,17 @@ struct HfClass {
   std::string config;
 };
 
+// Whether a config.json names the model's layers of multi-token prediction, if it has any.
+bool has_prediction_layers(const std::string& config, const config::ModelConfig& model) {
+  return !model.mtp_num_layers || json_of(config).value(kPredictionLayers, Json()) == *model.mtp_num_layers;
+}
+
 // Returns the config.json that came with the weights if it still describes the model.
 HfClass hf_class_of(const config::ModelConfig& ours, const Assets& assets, DType dtype) {
   if (const std::string* kept = asset_file(assets, kConfigFile)) {
     const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
-    if (differences(ours, model.model).empty()) return {model.family, with_dtype(*kept, dtype)};
+    if (differences(ours, model.model).empty() && has_prediction_layers(*kept, ours))
+      return {model.family, with_dtype(*kept, dtype)};
   }
   const HfConfig made = write_hf_config(ours, dtype);
   return {made.family, with_special_ids(made.text, assets)};
@@ -216,7 +222,7 @@ WriteResult write_hf(const ExportSource& from, const fs::path& to, const HfOptio
   const HfClass hf_class = hf_class_of(from.model, from.assets, DType::f32);
   const TensorNames names =
       asset_file(from.assets, kNamesFile) ? hf_class.family->bare_names() : hf_class.family->names;
-  RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, names)));
+  RearrangedSource source(*from.parameters, file_table(from.model, names));
   ConvertedTensors converted(source, options.dtype);
 
   std::vector<std::string> tensors = source.names();

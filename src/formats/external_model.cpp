@@ -61,6 +61,8 @@ std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::Te
              " takes the sizes from the file; model.vocab_size=" + std::to_string(model_.vocab_size));
   }
   config::ModelConfig ours = model_;
+  // The recipe decides whether layers of multi-token prediction are read.
+  ours.mtp_num_layers = model.mtp_num_layers;
   // Do not pad rows of another width: the model does not fit, and the message gives the real number.
   ours.padded_vocab_size =
       model.hidden_size == model_.hidden_size ? *model.padded_vocab_size : model_.vocab_size;

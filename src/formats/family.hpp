@@ -70,6 +70,9 @@ const Family* find_family(std::string_view model_type);
 
 // ---- shared by the families (families/common.cpp) ----
 
+// The key of config.json for the number of layers of multi-token prediction.
+inline constexpr const char* kPredictionLayers = "num_nextn_predict_layers";
+
 // Upper bounds for sizes from untrusted files, because tables grow with them.
 inline constexpr int64_t kMaxLayers = 1 << 13, kMaxHeads = 1 << 16, kMaxExperts = 1 << 12;
 

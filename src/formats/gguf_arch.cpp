@@ -366,7 +366,8 @@ GgufPlan plan_gguf(const ModelConfig& m) {
        "model.add_attention_output_bias");
   need(!m.rotary_interleaved, "model.rotary_interleaved");
   need(!m.apply_residual_connection_post_layernorm, "model.apply_residual_connection_post_layernorm");
-  need(!m.num_moe_experts && !m.mtp_num_layers, "model.num_moe_experts");
+  need(!m.num_moe_experts, "model.num_moe_experts");
+  need(!m.mtp_num_layers, "model.mtp_num_layers");
   need(!m.multi_latent_attention, "model.multi_latent_attention");
   if (!problems.empty())
     fail(ErrorCode::unsupported, "a GGUF file of the architecture " + a +

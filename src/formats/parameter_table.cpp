@@ -40,14 +40,31 @@ class Builder {
       add_full("embedding.position_embeddings.weight", named(n_.positions, "learned positions") + ".weight",
                {*m_.max_position_embeddings, m_.hidden_size});
     for (layer_ = 0; layer_ < m_.num_layers; ++layer_)
-      one_layer("decoder.layers." + std::to_string(layer_) + ".");
+      one_layer("decoder.layers." + std::to_string(layer_) + ".", config::is_moe_layer(m_, layer_));
+    for (int64_t depth = 0; depth < m_.mtp_num_layers.value_or(0); ++depth) mtp_layer(depth);
     norm("decoder.final_layernorm", n_.final_norm, m_.hidden_size);
     if (!tied) vocabulary("output_layer.weight", named(n_.head, "a head of its own"));
     return std::move(table_);
   }
 
  private:
-  void one_layer(const std::string& ours) {
+  void mtp_layer(int64_t depth) {
+    if (n_.mtp_projection.empty())
+      fail(ErrorCode::unsupported,
+           "the format has no names for layers of multi-token prediction (model.mtp_num_layers)",
+           "only DeepSeek-V3's files hold them; a run without model.mtp_num_layers that starts from the "
+           "weights (checkpoint.pretrained_checkpoint) leaves them out");
+    layer_ = m_.num_layers + depth;
+    const std::string ours = "mtp.layers." + std::to_string(depth) + ".", theirs = numbered(n_.layer, layer_);
+    const int64_t h = m_.hidden_size;
+    norm(ours + "enorm", theirs + n_.mtp_embedding_norm, h);
+    norm(ours + "hnorm", theirs + n_.mtp_hidden_norm, h);
+    linear(ours + "eh_proj", theirs + n_.mtp_projection, h, 2 * h, false);
+    one_layer(ours + "transformer_layer.", config::is_moe_layer(m_, m_.num_layers - 1));
+    norm(ours + "final_layernorm", theirs + n_.mtp_final_norm, h);
+  }
+
+  void one_layer(const std::string& ours, bool has_experts) {
     const std::string theirs = numbered(n_.layer, layer_);
     const bool before = m_.norm_placement != NormPlacement::output,
                after = m_.norm_placement != NormPlacement::input;
@@ -57,7 +74,7 @@ class Builder {
     if (after)
       norm(ours + "post_attention_layernorm", theirs + named(n_.post_attention_norm, "norms of outputs"), h);
     if (before) norm(ours + "pre_mlp_layernorm", theirs + named(n_.mlp_norm, "norms of inputs"), h);
-    if (config::is_moe_layer(m_, layer_))
+    if (has_experts)
       experts(ours + "mlp.", theirs);
     else
       feed_forward(ours + "mlp.", theirs);
@@ -275,6 +292,18 @@ class Builder {
 
 ArrangementTable parameter_table(const ModelConfig& model, const TensorNames& names) {
   return Builder(model, names).build();
+}
+
+ArrangementTable file_table(const ModelConfig& model, const TensorNames& names) {
+  ArrangementTable table = inverted(parameter_table(model, names));
+  const std::string embedding = names.embedding + ".weight",
+                    head = model.share_embeddings_and_output_weights ? embedding : names.head + ".weight";
+  for (int64_t depth = 0; depth < model.mtp_num_layers.value_or(0); ++depth) {
+    const std::string layer = numbered(names.layer, model.num_layers + depth);
+    table.targets[layer + names.mtp_embedding + ".weight"] = table.targets.at(embedding);
+    table.targets[layer + names.mtp_head + ".weight"] = table.targets.at(head);
+  }
+  return table;
 }
 
 bool keeps_type(std::string_view name) {

@@ -41,6 +41,9 @@ struct TensorNames {
   std::string expert_bias;
   // The shared expert and its gate.
   std::string shared_gate, shared_up, shared_down, shared_expert_gate;
+  // Layers of multi-token prediction, which are numbered after the last layer: the norms of embedding and
+  // hidden states, the projection of both, the final norm, and copies of embedding and head.
+  std::string mtp_embedding_norm, mtp_hidden_norm, mtp_projection, mtp_final_norm, mtp_embedding, mtp_head;
   // Linear layers are stored [in, out].
   bool transposed = false;
   // Rows of q and k are ordered by adjacent pairs, not by halves (GGUF's llama).
@@ -52,6 +55,9 @@ struct TensorNames {
 // Returns the table for a model, whose derived values must be set. Files contain no padding rows of the
 // vocabulary.
 ArrangementTable parameter_table(const config::ModelConfig& model, const TensorNames& names);
+
+// The table for writing. With multi-token prediction, each of its layers gets copies of embedding and head.
+ArrangementTable file_table(const config::ModelConfig& model, const TensorNames& names);
 
 // Whether a tensor, under Capstan's or a file's name, keeps its type where weights are converted: the bias of
 // experts, which is fp32 beside weights in 16 bits.

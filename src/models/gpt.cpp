@@ -196,6 +196,10 @@ Tensor positions_tensor(Device& device, int64_t batch, int64_t seq) {
   return Tensor::from_host<int32_t>(device, {batch * seq}, positions);
 }
 
+Init embedding_init(const ModelConfig& config) {
+  return {Init::Kind::normal, resolved(config.embedding_init_method_std, "embedding_init_method_std")};
+}
+
 void check_sizes(const ModelConfig& config) {
   require(!config.qk_layernorm_across_heads || config.normalization == config::Normalization::rms_norm,
           "model.qk_layernorm_across_heads=true needs model.normalization=RMSNorm");
@@ -229,32 +233,14 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
   check_sizes(config);
   hidden_ = config.hidden_size;
   vocab_ = config.vocab_size;
-  const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
   if (const auto rope = rope_of(config)) rope_tables_ = std::make_unique<nn::RopeTables>(*rope);
-
-  if (stages_.empty()) stages_ = {{0, config.num_layers, true, true}};
-  const bool embeds = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.embedding; });
-  const bool has_head = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.head; });
-  const bool tied = config.share_embeddings_and_output_weights;
-  const Init embedding_init{Init::Kind::normal,
-                            resolved(config.embedding_init_method_std, "embedding_init_method_std")};
+  if (stages_.empty()) stages_ = {{0, config.num_layers, true, true, config.mtp_num_layers.value_or(0)}};
   final_softcap_ = static_cast<float>(config.final_logit_softcapping.value_or(0));
   if (config.position_embedding_type == config::PositionEmbedding::learned_absolute)
     learned_positions_ = resolved(config.max_position_embeddings, "max_position_embeddings");
 
   nn::ParamList list(parallel_, adapters_.get());
-  if (embeds) {
-    nn::Embedding::Options embedding;
-    embedding.vocab = padded_vocab;
-    embedding.hidden = hidden_;
-    embedding.positions = learned_positions_;
-    embedding.dropout = config.hidden_dropout;
-    embedding.multiplier = config.embedding_multiplier.value_or(1);
-    embedding.init = embedding_init;
-    if (tied) embedding.other_uses = {"output_layer.weight"};
-    if (tied && !has_head) embedding.tied = ParamSpec::Tied::owner;
-    embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
-  }
+  if (any_stage(&Stage::embedding)) add_embedding(list, config);
   for (const Stage& stage : stages_)
     for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
       const std::string number = std::to_string(layer);
@@ -262,19 +248,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
           list, nn::ModulePath{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
           layer_options(config, layer));
     }
-  if (has_head) {
-    final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
-                                             hidden_, norm_kind(config));
-    if (!tied || !embeds) {
-      // Without the embedding on this rank, the head of a tied model is a copy of its table.
-      ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
-          "weight", {padded_vocab, hidden_},
-          tied ? embedding_init : Init{Init::Kind::normal, config.init_method_std});
-      output.sharding = {ShardingAxis::tensor, 0};
-      if (tied) output.tied = ParamSpec::Tied::copy, output.other_uses = {"output_layer.weight"};
-      output_ = &list.add(std::move(output));
-    }
-  }
+  if (any_stage(&Stage::head)) add_head(list, config);
   parameters_ = list.take();
 
   if (config.recompute_granularity == config::RecomputeGranularity::full) {
@@ -282,10 +256,63 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
     const bool block = config.recompute_method == config::RecomputeMethod::block;
     recomputed_layers_ = block ? number : config.num_layers;
     region_layers_ = block ? 1 : number;
+    recomputes_mtp_ = !block;
   }
   has_router_losses_ =
       config.num_moe_experts && (config.moe_aux_loss_coeff > 0 || config.moe_z_loss_coeff.value_or(0) > 0);
   if (config.cpu_offloading) offloaded_layers_ = config.cpu_offloading_num_layers;
+}
+
+bool GptModel::any_stage(bool Stage::*has) const {
+  return std::any_of(stages_.begin(), stages_.end(), [has](const Stage& stage) { return stage.*has; });
+}
+
+// The stage with the head has a copy of the embedding where it is another rank's and multi-token prediction
+// reads it: a parameter of both stages.
+void GptModel::add_embedding(nn::ParamList& list, const ModelConfig& config) {
+  const bool owns = any_stage(&Stage::embedding), has_head = any_stage(&Stage::head),
+             tied = config.share_embeddings_and_output_weights,
+             reads_again = config.mtp_num_layers.has_value();
+  const auto shared_as = [&](bool shared) {
+    if (!shared || (owns && has_head)) return ParamSpec::Tied::no;
+    return owns ? ParamSpec::Tied::owner : ParamSpec::Tied::copy;
+  };
+  nn::Embedding::Options embedding;
+  embedding.vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
+  embedding.hidden = hidden_;
+  embedding.positions = learned_positions_;
+  embedding.dropout = config.hidden_dropout;
+  embedding.multiplier = config.embedding_multiplier.value_or(1);
+  embedding.init = embedding_init(config);
+  if (tied) embedding.other_uses = {"output_layer.weight"};
+  embedding.tied = shared_as(tied || reads_again);
+  embedding.positions_tied = shared_as(reads_again);
+  embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
+}
+
+void GptModel::add_head(nn::ParamList& list, const ModelConfig& config) {
+  const bool tied = config.share_embeddings_and_output_weights;
+  const int64_t mtp_layers = stages_.back().mtp_layers;
+  final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
+                                           hidden_, norm_kind(config));
+  if (mtp_layers > 0 && !embedding_) add_embedding(list, config);
+  if (!tied || !embedding_) {
+    // Without the embedding on this rank, the head of a tied model is a copy of its table.
+    ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
+        "weight", {resolved(config.padded_vocab_size, "padded_vocab_size"), hidden_},
+        tied ? embedding_init(config) : Init{Init::Kind::normal, config.init_method_std});
+    output.sharding = {ShardingAxis::tensor, 0};
+    if (tied) output.tied = ParamSpec::Tied::copy, output.other_uses = {"output_layer.weight"};
+    output_ = &list.add(std::move(output));
+  }
+  // Layers of the last layer's kind. Dropout, routers and formats count them after the last layer.
+  for (int64_t depth = 0; depth < mtp_layers; ++depth) {
+    const std::string number = std::to_string(depth);
+    mtp_layers_.push_back(std::make_unique<nn::MtpLayer>(
+        list,
+        nn::ModulePath{"mtp.layers." + number, static_cast<int>(config.num_layers + depth), "mtp " + number},
+        layer_options(config, config.num_layers - 1)));
+  }
 }
 
 static bool recomputes(const ModelConfig& c, config::RecomputeModule module) {
@@ -432,13 +459,46 @@ StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
     tape.output("hidden_states", result.hidden_states);
     return result;
   }
-  const Var x =
-      ops::copy_to_tensor_parallel(tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y,
-                                   parallel_.tensor, "final hidden states");
-  ops::CrossEntropyResult loss = ops::linear_cross_entropy(tape, x, head(), batch.labels, batch.loss_mask,
-                                                           vocab_, parallel_.tensor, final_softcap_);
-  tape.output("loss", loss.sum);
-  return {{}, {std::move(loss.sum), std::move(loss.exact_sum), std::move(loss.per_token)}};
+  const Var x = nn::normalize(tape, *final_norm_, std::move(hidden_states)).y;
+  Loss loss = head_loss(tape, x, batch.labels, batch.loss_mask, "loss");
+  if (options.training && !mtp_layers_.empty())
+    predict_later_tokens(tape, x, batch, context, options.recompute, loss);
+  return {{}, std::move(loss)};
+}
+
+Loss GptModel::head_loss(Tape& tape, const Var& hidden_states, const Tensor& labels, const Tensor& loss_mask,
+                         const std::string& output) const {
+  const Var x = ops::copy_to_tensor_parallel(tape, hidden_states, parallel_.tensor, "final hidden states");
+  ops::CrossEntropyResult loss =
+      ops::linear_cross_entropy(tape, x, head(), labels, loss_mask, vocab_, parallel_.tensor, final_softcap_);
+  tape.output(output, loss.sum);
+  return {std::move(loss.sum), std::move(loss.exact_sum), std::move(loss.per_token), {}};
+}
+
+// Depth k predicts the token k after the label of each position, from the hidden states of depth k - 1 and
+// the embedding of the token k after the position. Rotary positions and documents are those of the position.
+void GptModel::predict_later_tokens(Tape& tape, Var hidden_states, const Batch& batch,
+                                    const nn::TokenContext& context, bool recompute, Loss& loss) const {
+  CAPSTAN_ASSERT(batch.later.size() == mtp_layers_.size(),
+                 "a batch for " + std::to_string(batch.later.size()) + " depths of multi-token prediction");
+  for (size_t depth = 1; depth <= mtp_layers_.size(); ++depth) {
+    const RangeScope range(tape.device(), [&] { return "mtp " + std::to_string(depth - 1); });
+    const nn::MtpLayer& layer = *mtp_layers_[depth - 1];
+    const LaterTokens& later = batch.later[depth - 1];
+    nn::TokenContext at_later = context;
+    if (learned_positions_ > 0) at_later.positions = later.positions;
+    const Var embedding = embedding_->forward(tape, later.tokens, at_later, depth);
+    if (recompute && recomputes_mtp_)
+      hidden_states =
+          tape.recompute("mtp " + std::to_string(depth - 1), {std::move(hidden_states), embedding},
+                         [&layer, context](Tape& inner, std::span<const Var> inputs) {
+                           return std::vector<Var>{layer.forward(inner, inputs[0], inputs[1], context)};
+                         })[0];
+    else
+      hidden_states = layer.forward(tape, hidden_states, embedding, context);
+    loss.mtp_sums.push_back(
+        head_loss(tape, hidden_states, later.labels, later.loss_mask, mtp_loss_name(depth)).exact_sum);
+  }
 }
 
 Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {

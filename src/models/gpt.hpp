@@ -8,6 +8,7 @@
 #include "config/sections/model.hpp"
 #include "models/model.hpp"
 #include "nn/embedding.hpp"
+#include "nn/mtp_layer.hpp"
 #include "nn/rope_table.hpp"
 #include "nn/transformer_layer.hpp"
 
@@ -33,11 +34,20 @@ class GptModel final : public Model {
   Tensor all_logits(Tape& tape, const Batch& batch) const override;
 
  private:
+  bool any_stage(bool Stage::*has) const;
+  void add_embedding(nn::ParamList& list, const config::ModelConfig& config);
+  void add_head(nn::ParamList& list, const config::ModelConfig& config);
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
   nn::TokenContext token_context(Tape& tape, const Batch& batch, const ForwardOptions& options) const;
   // Runs the layers of a stage. The model section selects which activations are recomputed.
   nn::HiddenStates forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
                                   const nn::TokenContext& context, bool recompute) const;
+  // hidden_states: the output of the final norm, of this rank's rows.
+  Loss head_loss(Tape& tape, const Var& hidden_states, const Tensor& labels, const Tensor& loss_mask,
+                 const std::string& output) const;
+  // Computes the losses of multi-token prediction and adds them to `loss`.
+  void predict_later_tokens(Tape& tape, Var hidden_states, const Batch& batch,
+                            const nn::TokenContext& context, bool recompute, Loss& loss) const;
   const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;
@@ -51,6 +61,7 @@ class GptModel final : public Model {
   float final_softcap_ = 0;
   // Full recomputation: the first recomputed_layers_ layers of each stage in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;
+  bool recomputes_mtp_ = false;
   // The first layers of each stage whose saved activations are offloaded.
   int64_t offloaded_layers_ = 0;
 
@@ -59,12 +70,14 @@ class GptModel final : public Model {
   // Referenced by the layers.
   std::shared_ptr<const nn::AdapterOptions> adapters_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  // Null: on another stage.
+  // Null: on another stage. The stage with multi-token prediction has a copy.
   std::unique_ptr<nn::Embedding> embedding_;
   // The layers of this stage, by global index.
   std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;
   // Null: on another stage.
   std::unique_ptr<nn::Norm> final_norm_;
+  // By depth; empty: none on this stage.
+  std::vector<std::unique_ptr<nn::MtpLayer>> mtp_layers_;
   // Null: tied to the embedding.
   const Parameter* output_ = nullptr;
   // Null without rotary positions.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "nn/adapter.hpp"
@@ -19,6 +20,8 @@ namespace capstan::models {
 struct Stage {
   int64_t first_layer = 0, layers = 0;
   bool embedding = false, head = false;
+  // Depths of multi-token prediction; only in the stage with the head.
+  int64_t mtp_layers = 0;
 };
 
 // The shard of a model that one rank holds: its stages in the order of the forward pass, and the ranks over
@@ -29,6 +32,17 @@ struct ModelShard {
   nn::Parallel parallel;
   // Null: none.
   std::shared_ptr<const nn::AdapterOptions> adapters;
+};
+
+// What one depth of multi-token prediction reads instead of the batch's own tokens and labels: those further
+// on in the sequence.
+struct LaterTokens {
+  Tensor tokens;  // i32 [N]
+  Tensor labels;  // i32 [N]
+  // fp32 [N], weights of the depth's losses: 0 where the sequence ends before the label.
+  Tensor loss_mask;
+  // i32 [N], positions of `tokens`; undefined without learned positions.
+  Tensor positions;
 };
 
 // One micro-batch. N = batch * seq rows, sequence by sequence.
@@ -52,10 +66,12 @@ struct Batch {
   int64_t max_seqlen = 0;
   // i64 [N], dropout row index of each token, unique in the run; with dropout only.
   Tensor dropout_rows;
+  // One for each depth of multi-token prediction, in training only.
+  std::vector<LaterTokens> later;
 };
 
 struct ForwardOptions {
-  // Enables dropout.
+  // Enables dropout and multi-token prediction.
   bool training = true;
   // Seed of dropout: rng.seed.
   uint64_t seed = 0;
@@ -73,7 +89,15 @@ struct Loss {
   Tensor exact_sum;
   // fp32 [N], -log p(label) in natural logarithm, unweighted.
   Tensor per_token;
+  // fp64 [1] for each depth of multi-token prediction: the sum of its losses, weighted with its loss mask.
+  // Its gradient starts from the tape's output mtp_loss_name(depth), likewise with 1.
+  std::vector<Tensor> mtp_sums;
 };
+
+// "mtp_1_loss" of the first depth: the name of its output on the tape, and in logs.
+inline std::string mtp_loss_name(size_t depth) {
+  return "mtp_" + std::to_string(depth) + "_loss";
+}
 
 // The state of a generation: a batch of sequences of equal length.
 struct KvCache {

@@ -17,10 +17,11 @@ Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Opt
   ParamSpec positions = ModulePath{prefix + ".position_embeddings", -1, "embedding"}.spec(
       "weight", {options.positions, options.hidden}, options.init);
   positions.partial_over_tensor = parallel_.shards_rows();
+  positions.tied = options.positions_tied;
   positions_ = &parameters.add(std::move(positions));
 }
 
-Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& context) const {
+Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& context, uint64_t use) const {
   Var x;
   if (parallel_.is_single() && multiplier_ == 1) {
     x = ops::embedding(tape, tokens, *words_, positions_, context.positions);
@@ -34,7 +35,7 @@ Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& con
           tape, ops::embedding(tape, ops::local_rows(context.positions, parallel_), *positions_, nullptr, {}),
           x);
   }
-  const ops::Dropout dropout = context.hidden_dropout(dropout_, purpose::embedding_dropout, 0);
+  const ops::Dropout dropout = context.hidden_dropout(dropout_, purpose::embedding_dropout, use);
   if (dropout.p > 0) x = ops::bias_dropout_add(tape, std::move(x), nullptr, {}, dropout);
   return x;
 }

@@ -21,11 +21,13 @@ class Embedding {
     Init init;
     // ParamSpec::other_uses.
     std::vector<std::string> other_uses;
-    ParamSpec::Tied tied = ParamSpec::Tied::no;
+    // Of the token embedding, and of the position embedding.
+    ParamSpec::Tied tied = ParamSpec::Tied::no, positions_tied = ParamSpec::Tied::no;
   };
   Embedding(ParamList& parameters, const std::string& prefix, const Options& options);
 
-  Var forward(Tape& tape, const Tensor& tokens, const TokenContext& context) const;
+  // use: tells the dropout of several embeddings of a micro-batch apart.
+  Var forward(Tape& tape, const Tensor& tokens, const TokenContext& context, uint64_t use = 0) const;
   const Parameter& words() const { return *words_; }
 
  private:

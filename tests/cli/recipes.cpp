@@ -33,8 +33,9 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
 }
 
 TEST_CASE("check refuses what train refuses") {
-  for (const std::string change : {"model.mtp_num_layers=1", "comm_overlap.delay_wgrad_compute=true",
-                                   "model.moe_router_load_balancing_type=sinkhorn"}) {
+  for (const std::string change :
+       {"model.attention_softmax_in_fp32=false", "comm_overlap.delay_wgrad_compute=true",
+        "model.moe_router_load_balancing_type=sinkhorn"}) {
     CAPTURE(change);
     const std::vector<std::string> words = {"quickstart", "dataset=mock", change, "model.num_moe_experts=4"};
     const auto with = [&](const std::string& command, const std::string& more) {

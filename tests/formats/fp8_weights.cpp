@@ -13,6 +13,7 @@
 #include "checkpoint/reader.hpp"
 #include "formats/convert.hpp"
 #include "formats/hf_directory.hpp"
+#include "models/registry.hpp"
 #include "tensor/float8.hpp"
 #include "tests/formats/helpers.hpp"
 #include "tests/support/errors.hpp"
@@ -132,6 +133,61 @@ TEST_CASE("factors that do not fit their weights are refused") {
   HfDirectory directory(home.path());
   Fp8Weights weights(directory);
   CHECK(holds(error_of([&] { test::floats(weights, "a.weight"); }), "F8_E4M3"));
+}
+
+TEST_CASE("layers for multi-token prediction are read where the recipe has them, and written with copies") {
+  const test::TemporaryDirectory home;
+  const fs::path from = test::kFormatFixtures / "families/deepseek_v3_moe", to = home.path() / "mtp";
+  fs::create_directory(to);
+  TensorFiles files;
+  HfDirectory plain(from);
+  for (const std::string& name : plain.names())
+    files[name] = stored_tensor(DType::f32, plain.at(name).shape, test::floats(plain, name));
+  // Layers are 0 to 2. The layer of kind 2 with other values.
+  const std::string last = "model.layers.2.", mtp = "model.layers.3.";
+  const auto add = [&](const std::string& name, const Shape& shape, float first) {
+    std::vector<float> values(static_cast<size_t>(shape.elements()));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i % 251);
+    files[mtp + name] = stored_tensor(DType::f32, shape, values);
+  };
+  for (const std::string& name : plain.names())
+    if (name.starts_with(last)) add(name.substr(last.size()), plain.at(name).shape, 0.25f);
+  add("enorm.weight", {24}, 1), add("hnorm.weight", {24}, 2), add("shared_head.norm.weight", {24}, 3);
+  add("eh_proj.weight", {24, 48}, 4);
+  files[mtp + "embed_tokens.weight"] = files.at("model.embed_tokens.weight");
+  files[mtp + "shared_head.head.weight"] = files.at("lm_head.weight");
+  write_files(files, to / kSingleFile);
+  std::ofstream(to / "config.json") << read_file(from / "config.json");
+
+  const auto external = ExternalModel::open("hf:" + to.string());
+  config::ModelConfig model = external->model();
+  CHECK_FALSE(model.mtp_num_layers);
+  CHECK_FALSE(external->parameters(model)->find("mtp.layers.0.eh_proj.weight"));
+  model.mtp_num_layers = 1;
+  const auto read = external->parameters(model);
+  CHECK(test::floats(*read, "mtp.layers.0.enorm.weight")[0] == 1);
+  CHECK(test::floats(*read, "mtp.layers.0.hnorm.weight")[0] == 2);
+  CHECK(test::floats(*read, "mtp.layers.0.final_layernorm.weight")[0] == 3);
+  CHECK(test::floats(*read, "mtp.layers.0.eh_proj.weight")[1] == 5);
+  CHECK(test::floats(*read, "mtp.layers.0.transformer_layer.mlp.router.weight")[2] == 2.25f);
+  // The parameters of the model are those that are read.
+  const auto built = models::build(model);
+  for (const auto& parameter : built->parameters()) CHECK(read->find(parameter->name()));
+
+  write_hf({read.get(), model, {}}, home.path() / "back", {});
+  HfDirectory back(home.path() / "back");
+  HfDirectory given(to);
+  CHECK(back.names() == given.names());
+  for (const std::string& name : given.names()) CHECK(test::floats(back, name) == test::floats(given, name));
+  CHECK(json_of(back.read_text("config.json")).at("num_nextn_predict_layers") == 1);
+  // A file without the layer is not one of a model with it.
+  const auto without = ExternalModel::open("hf:" + from.string());
+  CHECK(holds(error_of([&] { without->parameters(model); }), "model.layers.3.enorm.weight"));
+  // No other family has such layers.
+  const auto llama = ExternalModel::open("hf:" + (test::kFormatFixtures / "families/llama").string());
+  config::ModelConfig other = llama->model();
+  other.mtp_num_layers = 1;
+  CHECK(holds(error_of([&] { llama->parameters(other); }), "layers of multi-token prediction"));
 }
 
 TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, and exported in bf16") {

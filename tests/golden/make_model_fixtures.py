@@ -102,6 +102,24 @@ MODELS = {
                     rope=dict(base=50.0, kind="yarn", factor=4.0, original=16, beta_fast=1.5, beta_slow=0.3,
                               truncate=False),
                     moe=dict(experts=5, topk=2, ffn=10, normalized=True, bias=True)),
+    # Multi-token prediction of one and two depths, by Megatron's rules. Hugging Face's classes do not have it:
+    # their logits are those of the model `like`.
+    "gpt2_mtp": dict(like="gpt2", hidden=24, layers=2, heads=4, groups=4, head_dim=6, ffn=36, vocab=71,
+                     positions=29, norm="layer", eps=1e-5, act="gelu_tanh", gated=False, bias=True,
+                     qkv_bias=True, tied=True, rope=None, qk_norm=False, window=None,
+                     mtp=dict(depths=2, factor=0.4)),
+    "llama_mtp": dict(like="llama", hidden=20, layers=2, heads=4, groups=2, head_dim=6, ffn=28, vocab=71,
+                      positions=None, norm="rms", eps=1e-5, act="silu", gated=True, bias=False,
+                      qkv_bias=False, tied=False, rope=dict(base=10000.0), qk_norm=False, window=None,
+                      mtp=dict(depths=1, factor=0.3)),
+    # The seed: of 9000 the one with the largest margin, of three routers.
+    "deepseek_mtp": dict(like="deepseek_moe", seed=2915, hidden=20, layers=2, heads=4, groups=4, head_dim=9,
+                         ffn=28, vocab=71, positions=None, norm="rms", eps=1e-5, act="silu", gated=True, bias=False,
+                         qkv_bias=False, tied=False, qk_norm=False, window=None, rotary=4,
+                         latent=dict(q=11, kv=10, nope=5, value=7, eps=1e-6), rope=dict(base=10000.0),
+                         moe=dict(experts=8, topk=3, ffn=10, normalized=True, dense=1, shared=10,
+                                  sigmoid=True, groups=4, group_topk=2, scaling=2.5, aux=0.02),
+                         mtp=dict(depths=1, factor=0.2)),
 }
 
 
@@ -145,21 +163,21 @@ def make_parameters(c, generator):
         if bias:
             p[name + ".bias"] = normal(out)
 
-    for i in range(c["layers"]):
-        layer = f"decoder.layers.{i}."
+    def transformer_layer(layer, i):
         if placement != "output":
             norm(layer + "input_layernorm", h)
         if "latent" in c:
             make_latent_parameters(c, layer + "self_attention.", linear, norm)
-            q = c["heads"] * c["latent"]["value"]
+            values = c["heads"] * c["latent"]["value"]
         else:
+            values = q
             linear(layer + "self_attention.linear_qkv", q + 2 * k, h, c["qkv_bias"])
         if "sinks" in c:
             p[layer + "self_attention.core_attention.softmax_offset"] = normal(c["heads"], std=1)
         if c["qk_norm"]:
             norm(layer + "self_attention.q_layernorm", q if c["qk_norm"] == "across" else c["head_dim"])
             norm(layer + "self_attention.k_layernorm", k if c["qk_norm"] == "across" else c["head_dim"])
-        linear(layer + "self_attention.linear_proj", h, q, c["bias"])
+        linear(layer + "self_attention.linear_proj", h, values, c["bias"])
         if placement != "input":
             norm(layer + "post_attention_layernorm", h)
         if placement != "output":
@@ -187,9 +205,19 @@ def make_parameters(c, generator):
             linear(layer + "mlp.linear_fc2", h, c["ffn"], c["bias"])
         if placement != "input":
             norm(layer + "post_feedforward_layernorm", h)
+
+    for i in range(c["layers"]):
+        transformer_layer(f"decoder.layers.{i}.", i)
     norm("decoder.final_layernorm", h)
     if not c["tied"]:
         p["output_layer.weight"] = normal(c["vocab"], h, std=1 / math.sqrt(h))
+    for depth in range(c.get("mtp", {}).get("depths", 0)):
+        ours = f"mtp.layers.{depth}."
+        norm(ours + "enorm", h)
+        norm(ours + "hnorm", h)
+        linear(ours + "eh_proj", h, 2 * h, False)
+        transformer_layer(ours + "transformer_layer.", c["layers"] - 1)
+        norm(ours + "final_layernorm", h)
     return p
 
 
@@ -366,71 +394,131 @@ def mixture(c, p, name, x, router):  # x [B, S, hidden]
     return y.view(shape)
 
 
-def forward(c, p, tokens, router=None):  # tokens [B, S] -> logits [B, S, V]
-    router = {"loss": 0, "margins": []} if router is None else router
-    b, s = tokens.shape
+def capped(logits, most):
+    return most * torch.tanh(logits / most) if most else logits
+
+
+def run_layer(c, p, layer, i, x, router):  # layer i of the model, with the parameters of `layer`
+    b, s, _ = x.shape
     per_group, d = c["heads"] // c["groups"], c["head_dim"]
     placement = c.get("placement", "input")
-    cap = lambda logits, most: most * torch.tanh(logits / most) if most else logits
-    x = p["embedding.word_embeddings.weight"][tokens] * c.get("multiplier", 1)
-    if c["positions"]:
-        x = x + p["embedding.position_embeddings.weight"][:s]
     distance = torch.arange(s)[:, None] - torch.arange(s)[None, :]
-    for i in range(c["layers"]):
-        layer = f"decoder.layers.{i}."
-        seen = distance >= 0
-        if c["window"] and not ("full_every" in c and (i + 1) % c["full_every"] == 0):
-            seen &= distance < c["window"]
-        y = apply_norm(c, p, layer + "input_layernorm", x) if placement != "output" else x
-        if "latent" in c:
-            q, k, v = latent_heads(c, p, layer + "self_attention.", y)
+    seen = distance >= 0
+    if c["window"] and not ("full_every" in c and (i + 1) % c["full_every"] == 0):
+        seen &= distance < c["window"]
+    y = apply_norm(c, p, layer + "input_layernorm", x) if placement != "output" else x
+    if "latent" in c:
+        q, k, v = latent_heads(c, p, layer + "self_attention.", y)
+    else:
+        qkv = linear(p, layer + "self_attention.linear_qkv", y).view(b, s, c["groups"], per_group + 2, d)
+        q = qkv[..., :per_group, :].reshape(b, s, c["heads"], d)
+        k, v = qkv[..., per_group, :], qkv[..., per_group + 1, :]
+    if c["qk_norm"] == "across":
+        q = apply_norm(c, p, layer + "self_attention.q_layernorm", q.flatten(2)).view(q.shape)
+        k = apply_norm(c, p, layer + "self_attention.k_layernorm", k.flatten(2)).view(k.shape)
+    elif c["qk_norm"]:
+        q = apply_norm(c, p, layer + "self_attention.q_layernorm", q)
+        k = apply_norm(c, p, layer + "self_attention.k_layernorm", k)
+    if c["rope"] and "latent" not in c:
+        q, k = rotate(c, q), rotate(c, k)
+    k, v = k.repeat_interleave(per_group, 2), v.repeat_interleave(per_group, 2)
+    scores = capped(torch.einsum("bqhd,bkhd->bhqk", q, k) * c.get("scale", 1 / math.sqrt(d)),
+                    c.get("softcap"))
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if "sinks" in c:  # a further score without a value
+        sinks = p[layer + "self_attention.core_attention.softmax_offset"]
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(b, -1, s, 1)], -1)
+    weights = torch.softmax(scores, -1)[..., :s]
+    out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, -1)
+    y = linear(p, layer + "self_attention.linear_proj", out)
+    x = x + (apply_norm(c, p, layer + "post_attention_layernorm", y) if placement != "input" else y)
+    y = apply_norm(c, p, layer + "pre_mlp_layernorm", x) if placement != "output" else x
+    if has_experts(c, i):
+        y = mixture(c, p, layer + "mlp.", y, router)
+    else:
+        y = linear(p, layer + "mlp.linear_fc1", y)
+        if c["gated"]:
+            gate, up = y.chunk(2, -1)
+            y = activation(c, gate) * up
         else:
-            qkv = linear(p, layer + "self_attention.linear_qkv", y).view(b, s, c["groups"], per_group + 2, d)
-            q = qkv[..., :per_group, :].reshape(b, s, c["heads"], d)
-            k, v = qkv[..., per_group, :], qkv[..., per_group + 1, :]
-        if c["qk_norm"] == "across":
-            q = apply_norm(c, p, layer + "self_attention.q_layernorm", q.flatten(2)).view(q.shape)
-            k = apply_norm(c, p, layer + "self_attention.k_layernorm", k.flatten(2)).view(k.shape)
-        elif c["qk_norm"]:
-            q = apply_norm(c, p, layer + "self_attention.q_layernorm", q)
-            k = apply_norm(c, p, layer + "self_attention.k_layernorm", k)
-        if c["rope"] and "latent" not in c:
-            q, k = rotate(c, q), rotate(c, k)
-        k, v = k.repeat_interleave(per_group, 2), v.repeat_interleave(per_group, 2)
-        scores = cap(torch.einsum("bqhd,bkhd->bhqk", q, k) * c.get("scale", 1 / math.sqrt(d)),
-                     c.get("softcap"))
-        scores = scores.masked_fill(~seen, float("-inf"))
-        if "sinks" in c:  # a further score without a value
-            sinks = p[layer + "self_attention.core_attention.softmax_offset"]
-            scores = torch.cat([scores, sinks[None, :, None, None].expand(b, -1, s, 1)], -1)
-        weights = torch.softmax(scores, -1)[..., :s]
-        out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, -1)
-        y = linear(p, layer + "self_attention.linear_proj", out)
-        x = x + (apply_norm(c, p, layer + "post_attention_layernorm", y) if placement != "input" else y)
-        y = apply_norm(c, p, layer + "pre_mlp_layernorm", x) if placement != "output" else x
-        if has_experts(c, i):
-            y = mixture(c, p, layer + "mlp.", y, router)
-        else:
-            y = linear(p, layer + "mlp.linear_fc1", y)
-            if c["gated"]:
-                gate, up = y.chunk(2, -1)
-                y = activation(c, gate) * up
-            else:
-                y = activation(c, y)
-            y = linear(p, layer + "mlp.linear_fc2", y)
-        x = x + (apply_norm(c, p, layer + "post_feedforward_layernorm", y) if placement != "input" else y)
-    x = apply_norm(c, p, "decoder.final_layernorm", x)
+            y = activation(c, y)
+        y = linear(p, layer + "mlp.linear_fc2", y)
+    x = x + (apply_norm(c, p, layer + "post_feedforward_layernorm", y) if placement != "input" else y)
+    return x
+
+
+def embed(c, p, tokens, positions):  # tokens, positions [B, S] -> [B, S, hidden]
+    x = p["embedding.word_embeddings.weight"][tokens] * c.get("multiplier", 1)
+    return x + p["embedding.position_embeddings.weight"][positions] if c["positions"] else x
+
+
+def logits_of(c, p, x):
     head = p["embedding.word_embeddings.weight"] if c["tied"] else p["output_layer.weight"]
-    return cap(x @ head.T, c.get("final_softcap"))
+    return capped(x @ head.T, c.get("final_softcap"))
 
 
-def token_losses(c, p, text):
-    """Logits, the losses of the tokens, and the sum of the losses of all routers."""
+def hidden_states(c, p, tokens, router):  # tokens [B, S] -> [B, S, hidden], normalized
+    x = embed(c, p, tokens, torch.arange(tokens.shape[1]).expand_as(tokens))
+    for i in range(c["layers"]):
+        x = run_layer(c, p, f"decoder.layers.{i}.", i, x, router)
+    return apply_norm(c, p, "decoder.final_layernorm", x)
+
+
+def forward(c, p, tokens, router=None):  # tokens [B, S] -> logits [B, S, V]
+    router = {"loss": 0, "margins": []} if router is None else router
+    x = hidden_states(c, p, tokens, router)
+    if "mtp" in c:
+        later_losses(c, p, x, tokens, tokens, torch.ones(tokens.shape), router)  # for the margins
+    return logits_of(c, p, x)
+
+
+def rolled(x):
+    """One place to the left, as Megatron's roll_tensor: the last place holds 0."""
+    x = torch.roll(x, -1, 1)
+    x[:, -1] = 0
+    return x
+
+
+def later_losses(c, p, x, tokens, labels, mask, router):
+    """The loss of each depth of multi-token prediction, from the normalized hidden states.
+
+    A row's mean over the tokens that have a label weighs as much as the row in the loss of the model.
+    """
+    result, of_rows = [], mask.double().sum(1)
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    for depth in range(c["mtp"]["depths"]):
+        tokens, labels, mask, positions = rolled(tokens), rolled(labels), rolled(mask), rolled(positions)
+        ours = f"mtp.layers.{depth}."
+        both = torch.cat([apply_norm(c, p, ours + "enorm", embed(c, p, tokens, positions)),
+                          apply_norm(c, p, ours + "hnorm", x)], -1)
+        x = run_layer(c, p, ours + "transformer_layer.", c["layers"] - 1, linear(p, ours + "eh_proj", both),
+                      router)
+        x = apply_norm(c, p, ours + "final_layernorm", x)
+        losses = torch.nn.functional.cross_entropy(logits_of(c, p, x).flatten(0, 1), labels.flatten(),
+                                                   reduction="none").view(labels.shape)
+        means = (losses * mask).sum(1) / mask.double().sum(1)
+        result.append((means * of_rows).sum() / of_rows.sum())
+    return result
+
+
+def token_losses(c, p, text, mask):
+    """Logits, the losses of the tokens, the sum of the losses of all routers, the losses of later tokens."""
     router = {"loss": 0, "margins": []}
-    logits = forward(c, p, text[:, :-1], router)
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten().long(),
+    tokens, labels = text[:, :-1], text[:, 1:]
+    x = hidden_states(c, p, tokens, router)
+    logits = logits_of(c, p, x)
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten().long(),
                                                reduction="none")
-    return logits, losses, router["loss"]
+    later = later_losses(c, p, x, tokens, labels, mask, router) if "mtp" in c else []
+    return logits, losses, router["loss"], later
+
+
+def objective(c, losses, mask, of_routers, later):
+    """The mean loss, and what is minimized: with the losses of routers and of later tokens."""
+    flat = mask.double().flatten()
+    loss = (losses * flat).sum() / flat.sum()
+    of_later = c["mtp"]["factor"] / len(later) * sum(later) if later else 0
+    return loss, loss + of_routers + of_later
 
 
 # ---- the same weights in Hugging Face's models ----
@@ -639,6 +727,7 @@ def decoder_weights(name, c, p):
 
 
 def hugging_face_logits(name, c, p, tokens):
+    name = c.get("like", name)
     if name == "gpt2":
         model, state = gpt2_model(c, p)
     else:
@@ -690,15 +779,16 @@ def make(name, c, write):
     out["text"], out["loss_mask"] = text, mask
 
     theirs = hugging_face_logits(name, c, stored, text[0][:, :-1])
-    logits, losses, of_routers = token_losses(c, p, text[0].long())
+    logits, losses, of_routers, later = token_losses(c, p, text[0].long(), mask[0])
     difference = (logits - theirs).abs().max().item() / theirs.abs().max().item()
     print(f"{name}: {sum(v.numel() for v in p.values())} parameters, loss {losses.mean():.6f}, "
           f"largest difference from Hugging Face's logits {difference:.1e} of the largest")
     assert difference < 1e-4
 
-    flat = mask[0].double().flatten()
-    loss = (losses * flat).sum() / flat.sum()
-    (loss + of_routers).backward()
+    loss, minimized = objective(c, losses, mask[0], of_routers, later)
+    minimized.backward()
+    if later:
+        out["later_losses"] = torch.stack(later).detach()
     if c["rope"] and c["rope"].get("kind") == "longrope":  # the factors for short sequences
         few = text[0][:, :c["rope"]["original"]]
         theirs, ours = hugging_face_logits(name, c, stored, few), forward(c, p, few.long()).detach()
@@ -719,10 +809,9 @@ def make(name, c, write):
     history, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
-        _, losses, of_routers = token_losses(c, p, text[step].long())
-        flat = mask[step].double().flatten()
-        loss = (losses * flat).sum() / flat.sum()
-        (loss + of_routers).backward()
+        _, losses, of_routers, later = token_losses(c, p, text[step].long(), mask[step])
+        loss, minimized = objective(c, losses, mask[step], of_routers, later)
+        minimized.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(list(p.values()), CLIP).detach())
         optimizer.step()
         history.append(loss.detach())

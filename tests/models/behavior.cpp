@@ -68,8 +68,10 @@ Step run_step(Device& device, const config::ModelConfig& config, DType type, int
   device.reset_peak();
   Step step;
   Tape tape(context);
-  const models::Loss loss = model->forward(tape, upload(device, batch, seq, data), options);
-  tape.backward({{"loss", one(device)}}, {.delay_weight_gradients = delayed});
+  models::Batch b = upload(device, batch, seq, data);
+  add_later_tokens(device, config, b, data.tokens, data.labels, data.mask);
+  const models::Loss loss = model->forward(tape, b, options);
+  tape.backward(gradients_of_losses(device, loss), {.delay_weight_gradients = delayed});
   tape.run_weight_gradients();
   step.peak = device.memory().peak;
   step.loss = loss.exact_sum.to_host<double>()[0];
@@ -92,6 +94,9 @@ std::vector<config::ModelConfig> all_models() {
           larger_init(tiny_deepseek()),      larger_init(tiny_deepseek_lite()),
           larger_init(tiny_sinks()),         larger_init(tiny_off_by_one())};
 }
+std::vector<config::ModelConfig> models_with_mtp() {
+  return {larger_init(tiny_gpt2_mtp()), larger_init(tiny_llama_mtp()), larger_init(tiny_deepseek_mtp())};
+}
 // With the losses of their routers, which are no sums over tokens.
 std::vector<config::ModelConfig> models_with_experts() {
   return {larger_init(tiny_mixtral()), larger_init(tiny_qwen2_moe()), larger_init(tiny_qwen3_moe()),
@@ -100,6 +105,7 @@ std::vector<config::ModelConfig> models_with_experts() {
 std::vector<config::ModelConfig> every_model() {
   std::vector<config::ModelConfig> models = all_models();
   for (config::ModelConfig& c : models_with_experts()) models.push_back(std::move(c));
+  for (config::ModelConfig& c : models_with_mtp()) models.push_back(std::move(c));
   return models;
 }
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
@@ -373,6 +379,45 @@ TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one go
   CHECK(largest_difference(next(longer, 4), last_of(21)) < 1e-4);
 }
 
+TEST_CASE_TEMPLATE(
+    "multi-token prediction: its layers train the model, evaluation and generation leave them out", D,
+    EVERY_DEVICE) {
+  const auto device = D::make(1);
+  const Data data = random_batch(2 * 19, 12);
+  for (const config::ModelConfig& c : models_with_mtp()) {
+    config::ModelConfig without = c;
+    without.mtp_num_layers.reset();
+    const Step trained = run_step(*device, c, DType::f32, 2, 19, data),
+               evaluated = run_step(*device, c, DType::f32, 2, 19, data, {.training = false}),
+               plain = run_step(*device, without, DType::f32, 2, 19, data, {.training = false});
+    // The loss of the next token is that of the model without.
+    CHECK(trained.loss == plain.loss);
+    CHECK(evaluated.loss == plain.loss);
+    const std::string reached = "decoder.final_layernorm.weight";
+    CHECK(evaluated.gradients.at(reached) == plain.gradients.at(reached));
+    CHECK(trained.gradients.at(reached) != plain.gradients.at(reached));
+    std::set<std::string> layers;
+    for (const auto& [name, values] : trained.gradients) {
+      if (!name.starts_with("mtp.layers.") || name.ends_with("expert_bias")) continue;
+      CAPTURE(name);
+      layers.insert(name.substr(0, name.find('.', 11)));
+      const std::vector<float> zeros(values.size());
+      CHECK(values != zeros);
+      CHECK(evaluated.gradients.at(name) == zeros);
+    }
+    CHECK(std::ssize(layers) == *c.mtp_num_layers);
+    const auto model = models::build(c);
+    SimpleStore store(*device, model->parameters());
+    store.initialize(model->parameters(), 7);
+    StepContext context{*device, store};
+    models::KvCache cache = model->make_cache(*device, 1, 5);
+    CHECK(std::ssize(cache.layers) == c.num_layers);
+    Tape tape(context, Tape::Mode::inference);
+    const auto tokens = Tensor::from_host<int32_t>(*device, {1, 2}, std::vector<int32_t>{3, 5});
+    CHECK(model->next_logits(tape, tokens, cache).elements() == c.vocab_size);
+  }
+}
+
 TEST_CASE_TEMPLATE("a tied embedding gets the sum of the gradients of its uses", D, EVERY_DEVICE) {
   config::ModelConfig tied = larger_init(tiny_llama()), untied = tied;
   tied.share_embeddings_and_output_weights = true;
@@ -519,11 +564,11 @@ TEST_CASE("models that cannot be run are refused by name") {
   config::ModelConfig c = tiny_llama();
   c.num_moe_experts = 8;
   c.moe_grouped_gemm = false;
-  c.mtp_num_layers = 1;
+  c.fp32_residual_connection = true;
   const std::string both = refusal(c);
   CHECK(both.find("unsupported: ") == 0);
   CHECK(both.find("model.moe_grouped_gemm (a GEMM for each expert)") != std::string::npos);
-  CHECK(both.find("model.mtp_num_layers (multi-token prediction)") != std::string::npos);
+  CHECK(both.find("model.fp32_residual_connection (an fp32 residual connection)") != std::string::npos);
   c = tiny_llama();
   c.recompute_granularity = config::RecomputeGranularity::selective;
   c.recompute_modules = {config::RecomputeModule::core_attn, config::RecomputeModule::layernorm};

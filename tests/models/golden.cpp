@@ -31,7 +31,7 @@ struct Named {
 // 2.9e-3 in fp16 (qwen3_moe), the norm of all gradients in the third step 3.3e-3 in fp16 (deepseek_moe);
 // gpt_oss with AVX2 and SSE4, not with AVX-512: a gradient of the sinks 2.4e-2 in bf16, and the norm of one
 // of ten steps 1.3e-2 in fp16 (not traced: near its limit the activation's gradient jumps, as routers do at
-// ties).
+// ties); a gradient of the norm of the embedding 2.1e-2 in bf16 (deepseek_mtp).
 constexpr Named kModels[] = {
     {"gpt2", tiny_gpt2},
     {"llama", tiny_llama},
@@ -49,6 +49,9 @@ constexpr Named kModels[] = {
     {"deepseek_lite", tiny_deepseek_lite},
     {"deepseek_moe", tiny_deepseek_moe, 2e-2, 4e-3},
     {"gpt_oss", tiny_gpt_oss, 3e-2, 2.5e-3, 2e-2},
+    {"gpt2_mtp", tiny_gpt2_mtp},
+    {"llama_mtp", tiny_llama_mtp},
+    {"deepseek_mtp", tiny_deepseek_mtp, 3e-2, 4e-3},
 };
 config::ModelConfig config_of(const std::string& name) {
   for (const Named& model : kModels)
@@ -92,7 +95,9 @@ struct Golden {
         labels.push_back(text[at + 1]);
         weights.push_back(mask[static_cast<size_t>((step * kBatch + b) * kSeq + s)]);
       }
-    return make_batch(device, kBatch, kSeq, tokens, labels, weights);
+    models::Batch b = make_batch(device, kBatch, kSeq, tokens, labels, weights);
+    add_later_tokens(device, config, b, tokens, labels, weights);
+    return b;
   }
   double tokens_of(int64_t step) const {
     const auto mask = fixture.get<float>("loss_mask");
@@ -129,12 +134,23 @@ Difference difference(const std::vector<float>& a, const std::vector<float>& b) 
 // bias is left out.
 std::vector<float> without_key_bias(const Golden& golden, const std::string& name,
                                     std::vector<float> values) {
-  if (golden.name != "gpt2" || name.find("linear_qkv.bias") == std::string::npos) return values;
+  if (!golden.name.starts_with("gpt2") || name.find("linear_qkv.bias") == std::string::npos) return values;
   const auto d = static_cast<size_t>(*golden.config.kv_channels);
   std::vector<float> kept;
   for (size_t i = 0; i < values.size(); ++i)
     if (i / d % 3 != 1) kept.push_back(values[i]);
   return kept;
+}
+
+void check_losses_of_mtp(const Golden& golden, const models::Loss& loss, double count, double tolerance) {
+  const auto depths = static_cast<size_t>(golden.config.mtp_num_layers.value_or(0));
+  REQUIRE(loss.mtp_sums.size() == depths);
+  if (depths == 0) return;
+  const auto expected = golden.fixture.get<double>("later_losses");
+  const double factor = golden.config.mtp_loss_scaling_factor / static_cast<double>(depths);
+  for (size_t depth = 0; depth < depths; ++depth)
+    CHECK(std::abs(loss.mtp_sums[depth].to_host<double>()[0] / count / factor / expected.at(depth) - 1) <
+          tolerance);
 }
 
 void check_logits_loss_and_gradients(Device& device, const std::string& name, DType type, double tolerance) {
@@ -160,7 +176,8 @@ void check_logits_loss_and_gradients(Device& device, const std::string& name, DT
   CHECK(std::abs(loss.sum.value.to_floats()[0] / count / expected - 1) < tolerance);
   CHECK(difference(loss.per_token.to_floats(), golden.fixture.get<float>("token_losses")).normwise <
         tolerance);
-  tape.backward({{"loss", Tensor::from_host<float>(device, {1}, std::vector<float>{1})}});
+  check_losses_of_mtp(golden, loss, count, tolerance);
+  tape.backward(gradients_of_losses(device, loss));
   CHECK(store.pins == 0);
 
   double worst = 0;
@@ -197,7 +214,7 @@ void check_steps(Device& device, const std::string& name, DType type, double tol
     store.begin_last_micro_batch();
     Tape tape(context);
     const models::Loss loss = golden.model->forward(tape, golden.batch(device, step), {});
-    tape.backward({{"loss", Tensor::from_host<float>(device, {1}, std::vector<float>{1})}});
+    tape.backward(gradients_of_losses(device, loss));
     const double count = golden.tokens_of(step), value = loss.exact_sum.to_host<double>()[0] / count;
     CAPTURE(step);
     CHECK(std::abs(value / losses[static_cast<size_t>(step)] - 1) < tolerance);

@@ -28,9 +28,11 @@ std::vector<config::ModelConfig> models_for(int ranks) {
                       variant = with_head(tiny_llama_variant(), 1, 10), padded = gpt,
                       gemma = with_head(tiny_gemma2(), 1, 6), olmo = with_head(tiny_olmo2(), 2, 6),
                       biases = with_head(tiny_llama_biases(), 2, 6), latent = tiny_deepseek(),
-                      lite = tiny_deepseek_lite(), sinks = with_head(tiny_sinks(), 2, 6);
+                      lite = tiny_deepseek_lite(), sinks = with_head(tiny_sinks(), 2, 6),
+                      gpt_mtp = with_mtp(gpt, 2, 0.4), llama_mtp = with_mtp(llama, 1, 0.3);
   std::vector<config::ModelConfig> models;
-  for (config::ModelConfig c : {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite, sinks}) {
+  for (config::ModelConfig c :
+       {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite, sinks, gpt_mtp, llama_mtp}) {
     c.num_attention_heads = 12;
     c.ffn_hidden_size = 60;
     c.vocab_size = 131;
@@ -39,7 +41,7 @@ std::vector<config::ModelConfig> models_for(int ranks) {
     c.embedding_init_method_std = 0.5;
     models.push_back(c);
   }
-  for (const size_t i : {1, 5, 6, 9}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
+  for (const size_t i : {1, 5, 6, 9, 11}) models[i].num_query_groups = ranks == 3 ? 3 : 2;
   for (const size_t i : {7, 8}) models[i].num_query_groups = 12;
   // Most ranks hold padding only.
   models[3].padded_vocab_size = 720;
@@ -69,6 +71,11 @@ models::Batch upload(Device& device, const Data& data) {
   b.document_start = Tensor::from_host<int32_t>(device, {kBatch * kSeq}, data.starts);
   return b;
 }
+models::Batch upload(Device& device, const config::ModelConfig& config, const Data& data) {
+  models::Batch b = upload(device, data);
+  add_later_tokens(device, config, b, data.tokens, data.labels, data.mask);
+  return b;
+}
 
 using Gradients = std::map<std::string, std::vector<float>>;
 struct Step {
@@ -94,6 +101,7 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
   std::vector<Holder> holders;
   const models::ForwardOptions options{.training = true, .seed = 11};
   Tensor hidden_states;
+  std::map<std::string, Tensor> of_losses;
   Step step;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
     Holder h;
@@ -106,9 +114,10 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
     h.context = std::make_unique<StepContext>(StepContext{device, *h.store});
     h.tape = std::make_unique<Tape>(*h.context);
     const Var input = hidden_states.defined() ? h.tape->input("hidden_states", hidden_states, true) : Var{};
-    const auto output = h.model->forward_stage(*h.tape, 0, upload(device, data), input, options);
+    const auto output = h.model->forward_stage(*h.tape, 0, upload(device, config, data), input, options);
     hidden_states = output.hidden_states.value;
     if (output.loss.exact_sum.defined()) {
+      of_losses = gradients_of_losses(device, output.loss);
       step.loss = output.loss.exact_sum.to_host<double>()[0];
       step.per_token = output.loss.per_token.to_floats();
     }
@@ -120,7 +129,7 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
     if (gradient.defined())
       h.tape->backward({{"hidden_states", gradient}}, {.delay_weight_gradients = delayed});
     else
-      h.tape->backward({{"loss", one(device)}}, {.delay_weight_gradients = delayed});
+      h.tape->backward(of_losses, {.delay_weight_gradients = delayed});
     h.tape->run_weight_gradients();
     if (i > 0) gradient = h.tape->input_gradient("hidden_states");
   }
@@ -216,9 +225,10 @@ TEST_CASE_TEMPLATE("a model in stages gives the bits of the full model", D, CPU_
     c.recompute_granularity = config::RecomputeGranularity::full;
     c.recompute_method = config::RecomputeMethod::uniform;
     const Step expected = run(*device, c, DType::f32, data, {}, {});
+    const int64_t mtp = c.mtp_num_layers.value_or(0);
     for (const auto& stages : std::vector<std::vector<models::Stage>>{
-             {{0, 1, true, false}, {1, 2, false, true}},
-             {{0, 0, true, false}, {0, 2, false, false}, {2, 1, false, false}, {3, 0, false, true}}}) {
+             {{0, 1, true, false}, {1, 2, false, true, mtp}},
+             {{0, 0, true, false}, {0, 2, false, false}, {2, 1, false, false}, {3, 0, false, true, mtp}}}) {
       const Step got = run(*device, c, DType::f32, data, stages, {});
       CHECK(got.loss == expected.loss);
       check_equal(got, expected, 1e-7);

@@ -43,6 +43,26 @@ const std::pair<const char*, int64_t> kPublished[] = {
 
 }  // namespace
 
+TEST_CASE("the layer for multi-token prediction of DeepSeek-V3 has the published number of parameters") {
+  config::Request request;
+  request.recipe = "quickstart";
+  request.unset = {"model"};
+  request.overrides = {config::Override::token("model=deepseek-v3"),
+                       config::Override::token("model.mtp_num_layers=1")};
+  const config::Resolution recipe = config::resolve(request);
+  REQUIRE_MESSAGE(recipe.ok(), config::render(recipe.diagnostics, recipe.sources));
+  const auto model = models::build(recipe.config.model);
+  int64_t count = 0;
+  for (const auto& parameter : model->parameters()) {
+    const std::string& name = parameter->name();
+    // 11.5 billion: without embedding and head, which are the model's, and without the projection.
+    if (name.starts_with("mtp.layers.0.") && name != "mtp.layers.0.eh_proj.weight")
+      count += parameter->spec().shape.elements();
+  }
+  CHECK(count > 11'450'000'000);
+  CHECK(count < 11'550'000'000);
+}
+
 // The base models; 1.5B and those of 7B and more have 32768 as chat models
 // (importers::positions_of_chat_model).
 TEST_CASE("the presets of Qwen 2.5 have the published positions") {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cmath>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "config/sections/model.hpp"
@@ -281,6 +283,28 @@ inline config::ModelConfig tiny_gpt_oss() {
   return c;
 }
 
+// Multi-token prediction. A large factor: its gradients weigh as much as those of the loss.
+inline config::ModelConfig with_mtp(config::ModelConfig c, int64_t depths, double factor) {
+  c.mtp_num_layers = depths;
+  c.mtp_loss_scaling_factor = factor;
+  return c;
+}
+inline config::ModelConfig tiny_gpt2_mtp() {
+  config::ModelConfig c = with_mtp(with_head(tiny_gpt2(), 4, 6), 2, 0.4);
+  c.hidden_size = 24;
+  c.num_attention_heads = 4;
+  c.ffn_hidden_size = 36;
+  c.vocab_size = 71;
+  c.padded_vocab_size = 128;
+  return c;
+}
+inline config::ModelConfig tiny_llama_mtp() {
+  return with_mtp(tiny_family(4, 2, 6), 1, 0.3);
+}
+inline config::ModelConfig tiny_deepseek_mtp() {
+  return with_mtp(tiny_deepseek_moe(), 1, 0.2);
+}
+
 inline models::Batch make_batch(Device& device, int64_t batch, int64_t seq, std::span<const int32_t> tokens,
                                 std::span<const int32_t> labels, std::span<const float> weights) {
   models::Batch b;
@@ -290,6 +314,50 @@ inline models::Batch make_batch(Device& device, int64_t batch, int64_t seq, std:
   b.labels = Tensor::from_host<int32_t>(device, {batch * seq}, labels);
   b.loss_mask = Tensor::from_host<float>(device, {batch * seq}, weights);
   return b;
+}
+
+// Adds what multi-token prediction reads: tokens, labels and weights `depth` places further on in each
+// sequence. A sequence weighs as much as in the loss of the batch.
+inline void add_later_tokens(Device& device, const config::ModelConfig& config, models::Batch& b,
+                             std::span<const int32_t> tokens, std::span<const int32_t> labels,
+                             std::span<const float> weights) {
+  const int64_t rows = b.batch * b.seq, depths = config.mtp_num_layers.value_or(0);
+  for (int64_t depth = 1; depth <= depths; ++depth) {
+    std::vector<int32_t> ids, targets, positions;
+    std::vector<float> mask;
+    for (int64_t row = 0; row < b.batch; ++row) {
+      double before = 0, after = 0;
+      for (int64_t s = 0; s < b.seq; ++s) {
+        const auto here = static_cast<size_t>(row * b.seq + s), later = here + static_cast<size_t>(depth);
+        before += weights[here];
+        if (s + depth < b.seq) after += weights[later];
+      }
+      for (int64_t s = 0; s < b.seq; ++s) {
+        const bool exists = s + depth < b.seq;
+        const auto later = static_cast<size_t>(row * b.seq + s + depth);
+        ids.push_back(exists ? tokens[later] : 0);
+        targets.push_back(exists ? labels[later] : 0);
+        positions.push_back(exists ? static_cast<int32_t>(s + depth) : 0);
+        mask.push_back(exists
+                           ? static_cast<float>(weights[later] * (before / after) *
+                                                config.mtp_loss_scaling_factor / static_cast<double>(depths))
+                           : 0.0f);
+      }
+    }
+    b.later.push_back({Tensor::from_host<int32_t>(device, {rows}, ids),
+                       Tensor::from_host<int32_t>(device, {rows}, targets),
+                       Tensor::from_host<float>(device, {rows}, mask),
+                       Tensor::from_host<int32_t>(device, {rows}, positions)});
+  }
+}
+
+// The gradients with which the backward pass of a forward pass with this result begins.
+inline std::map<std::string, Tensor> gradients_of_losses(Device& device, const models::Loss& loss) {
+  const Tensor one = Tensor::from_host<float>(device, {1}, std::vector<float>{1});
+  std::map<std::string, Tensor> gradients{{"loss", one}};
+  for (size_t depth = 1; depth <= loss.mtp_sums.size(); ++depth)
+    gradients.emplace(models::mtp_loss_name(depth), one);
+  return gradients;
 }
 
 }  // namespace capstan::test

@@ -5,6 +5,7 @@
 #include "ops/attention.hpp"
 #include "ops/bias_dropout_add.hpp"
 #include "ops/cast.hpp"
+#include "ops/concat.hpp"
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
 #include "ops/linear_cross_entropy.hpp"
@@ -170,6 +171,24 @@ TEST_CASE("scale: by the factor as x's type has it") {
           return std::decay_t<decltype(x)>{y};
         });
   }
+}
+
+TEST_CASE("concat_columns: the columns of the first input, then those of the second") {
+  for (const DType type : kTypes)
+    check_op(
+        "concat_columns",
+        {.inputs = {random_value({5, 3}, 1), random_value({5, 4}, 2)},
+         .type = type,
+         .tolerance = tolerance(type)},
+        [](Tape& t, Vars x, const Handles&) { return Vars{ops::concat_columns(t, x[0], x[1])}; },
+        [](const auto& x, const auto&) {
+          std::decay_t<decltype(x[0])> y;
+          for (size_t row = 0; row < 5; ++row) {
+            y.insert(y.end(), &x[0][row * 3], &x[0][row * 3] + 3);
+            y.insert(y.end(), &x[1][row * 4], &x[1][row * 4] + 4);
+          }
+          return std::decay_t<decltype(x)>{y};
+        });
 }
 
 TEST_CASE("attention: causal, window, documents, dropout, capped scores, each with and without sinks") {

@@ -173,3 +173,31 @@ TEST_CASE_TEMPLATE("a packed batch has its documents as starts and as cumulative
   CHECK(!plain.document_start.defined());
   CHECK(!plain.cu_seqlens.defined());
 }
+
+TEST_CASE_TEMPLATE("a batch for multi-token prediction has the later tokens of a rank's positions", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(2);
+  data::MicroBatch batch = data::MicroBatch::zeros(1, 8);
+  for (int32_t i = 0; i < 8; ++i) {
+    const auto at = static_cast<size_t>(i);
+    batch.tokens[at] = 10 + i, batch.labels[at] = 11 + i, batch.position_ids[at] = i;
+    batch.loss_mask[at] = 1;
+  }
+  batch.cu_seqlens = {{0, 8}};
+  const MtpInputs two{.depths = 2, .loss_factor = 0.5, .positions = true};
+  // Of four chunks of two tokens a rank has the second and the third.
+  const models::Batch part = upload(*device, batch, false, {.ranks = 2, .rank = 1}, two);
+  REQUIRE(part.later.size() == 2);
+  CHECK(part.tokens.to_host<int32_t>() == std::vector<int32_t>{12, 13, 14, 15});
+  CHECK(part.later[0].tokens.to_host<int32_t>() == std::vector<int32_t>{13, 14, 15, 16});
+  CHECK(part.later[1].labels.to_host<int32_t>() == std::vector<int32_t>{15, 16, 17, 18});
+  CHECK(part.later[1].positions.to_host<int32_t>() == std::vector<int32_t>{4, 5, 6, 7});
+  // Eight tokens weigh as much as the six that have a label two places further on.
+  const float weight = static_cast<float>(8.0 / 6.0) * 0.5f;
+  CHECK(part.later[1].loss_mask.to_host<float>() == std::vector<float>(4, weight));
+  const models::Batch first = upload(*device, batch, false, {.ranks = 2, .rank = 0}, two);
+  CHECK(first.later[1].tokens.to_host<int32_t>() == std::vector<int32_t>{12, 13, 0, 0});
+  CHECK(first.later[1].loss_mask.to_host<float>() == std::vector<float>{weight, weight, 0, 0});
+  CHECK(!upload(*device, batch, false, {}, {.depths = 1, .loss_factor = 1}).later[0].positions.defined());
+  CHECK(upload(*device, batch, false).later.empty());
+}

@@ -161,8 +161,8 @@ void model() {
 }
 
 void multi_token_prediction() {
-  refused("model.mtp_num_layers", "1");
-  idle("model.mtp_loss_scaling_factor", "0.3", {"model.mtp_num_layers=1"});
+  changes("model.mtp_num_layers", "1");
+  changes("model.mtp_loss_scaling_factor", "0.3", {"model.mtp_num_layers=1"});
 }
 
 void latent_attention() {

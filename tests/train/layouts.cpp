@@ -82,7 +82,7 @@ config::Config resolve(const std::string& recipe, const std::string& overrides, 
                        std::string* errors = nullptr) {
   config::Request request;
   request.recipe = std::string(capstan::test::kSourceDirectory) + "/tests/train/layouts/" + recipe + ".yaml";
-  if (recipe == "packed")
+  if (recipe.starts_with("packed"))
     request.overrides.push_back(config::Override::token("dataset.data_path=" + documents()));
   if (recipe == "lion" || recipe == "sgd")
     request.overrides.push_back(config::Override::token("~optimizer.adam_eps"));
@@ -381,8 +381,8 @@ TEST_CASE(
   const auto alone = comm::World::single_process();
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
-  for (const std::string recipe :
-       {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8", "moe_bias", "moe_lora"}) {
+  for (const std::string recipe : {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8",
+                                   "moe_bias", "moe_lora", "gpt_mtp"}) {
     const std::vector<Layout>& layouts = recipe == "moe_lora" ? of_experts : of_dense_layers;
     // Beside weights that the checkpoint does not hold.
     const bool adapters = recipe == "dora" || recipe == "moe_lora";
@@ -486,37 +486,38 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 422, 73},
-                                                {"", "dist.tp=", 150, 33},
-                                                {"", "dist.pp=", 127, 22},
-                                                {"", "dist.vpp=", 21, 7},
-                                                {"", ZB_H1, 21, 2},
-                                                {"", ZB_V, 24, 3},
-                                                {"", "dist.cp=", 87, 4},
-                                                {"", "dist.cp_comm_type=", 36, 0},
-                                                {"", SHARD "optim ", 48, 12},
-                                                {"", SHARD "optim_grads ", 36, 5},
-                                                {"", SHARD "optim_grads_params ", 63, 7},
-                                                {"", HYBRID, 19, 2},
-                                                {"", "model.recompute_granularity=", 62, 3},
-                                                {"", "mixed_precision=", 63, 14},
-                                                {"", "mixed_precision.fp8=", 14, 4},
-                                                {"", " moe", 114, 19},
-                                                {"", "dispatcher_type=allgather", 38, 9},
-                                                {"", "dispatcher_type=alltoall", 40, 5},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 458, 80},
+                                                {"", "dist.tp=", 159, 36},
+                                                {"", "dist.pp=", 143, 24},
+                                                {"", "dist.vpp=", 23, 7},
+                                                {"", ZB_H1, 23, 2},
+                                                {"", ZB_V, 25, 3},
+                                                {"", "dist.cp=", 94, 5},
+                                                {"", "dist.cp_comm_type=", 38, 0},
+                                                {"", SHARD "optim ", 50, 13},
+                                                {"", SHARD "optim_grads ", 40, 5},
+                                                {"", SHARD "optim_grads_params ", 66, 8},
+                                                {"", HYBRID, 20, 2},
+                                                {"", "model.recompute_granularity=", 70, 3},
+                                                {"", "mixed_precision=", 66, 14},
+                                                {"", "mixed_precision.fp8=", 15, 4},
+                                                {"", " moe", 121, 21},
+                                                {"", "dispatcher_type=allgather", 40, 10},
+                                                {"", "dispatcher_type=alltoall", 42, 6},
                                                 {"", " latent", 25, 5},
-                                                {STAND_IN, "", 51, 13},
+                                                {"", "_mtp ", 36, 7},
+                                                {STAND_IN, "", 53, 13},
                                                 {STAND_IN, "dist.tp=", 13, 5},
-                                                {STAND_IN, "dist.pp=", 22, 8},
+                                                {STAND_IN, "dist.pp=", 24, 8},
                                                 {STAND_IN, "dist.cp=", 9, 1},
                                                 {STAND_IN, "dist.cp_comm_type=", 3, 0},
                                                 {STAND_IN, SHARD "optim ", 5, 2},
-                                                {STAND_IN, SHARD "optim_grads ", 4, 0},
+                                                {STAND_IN, SHARD "optim_grads ", 5, 0},
                                                 {STAND_IN, SHARD "optim_grads_params ", 8, 2},
                                                 {STAND_IN, HYBRID, 3, 1},
-                                                {STAND_IN, " moe", 8, 2},
+                                                {STAND_IN, " moe", 9, 2},
                                                 {STAND_IN, OFFLOAD(""), 7, 3},
-                                                {SIMULATED, "", 19, 3},
+                                                {SIMULATED, "", 20, 3},
                                                 {SIMULATED, " moe", 6, 0}}) {
     CAPTURE(device);
     CAPTURE(text);

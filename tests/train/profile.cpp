@@ -146,6 +146,28 @@ TEST_CASE("the memory of a step is estimated on the checked device, and the syst
   }
 }
 
+// Published by Megatron-Bridge for sequences of 4096 tokens: 249.7 GFLOP a token without the layer for
+// multi-token prediction, 260.0 with it. The estimate counts routers too.
+TEST_CASE("the FLOPs of DeepSeek-V3 with multi-token prediction are the published ones") {
+  const auto gflops_of = [](const char* layers) {
+    config::Request request;
+    request.recipe = "quickstart";
+    request.unset = {"model"};
+    for (const char* text :
+         {"model=deepseek-v3", layers, "model.seq_length=4096", "mixed_precision=bf16_mixed",
+          "train.micro_batch_size=1", "train.global_batch_size=1"})
+      request.overrides.push_back(config::Override::token(text));
+    const config::Resolution resolution = config::resolve(request);
+    REQUIRE_MESSAGE(resolution.ok(), config::render(resolution.diagnostics, resolution.sources));
+    return estimate_step(resolution.config).flops / 4096 / 1e9;
+  };
+  const double without = gflops_of("model.mtp_num_layers=null"), with = gflops_of("model.mtp_num_layers=1");
+  MESSAGE(without << " and " << with << " GFLOP a token");
+  CHECK(without == doctest::Approx(249.7).epsilon(0.005));
+  CHECK(with == doctest::Approx(260.0).epsilon(0.005));
+  CHECK(with - without == doctest::Approx(260.0 - 249.7).epsilon(0.02));
+}
+
 TEST_CASE("the memory of an 8B step is estimated in a moment") {
   config::Request request;
   request.recipe = "llama3-8b";

@@ -566,13 +566,12 @@ void latent_fields(Section<ModelConfig>& s) {
       .used_when<Config>("`model.qk_layernorm` is true",
                          [](const Config& c) { return c.model.qk_layernorm; });
   s.field("mtp_num_layers", &M::mtp_num_layers)
-      .doc("number of multi-token prediction (MTP) layers; null: none")
+      .doc("multi-token prediction (MTP): layers that predict one token further each; null: none")
       .unit("layers")
-      .min(1)
-      .unsupported("multi-token prediction");
+      .range(1, 64);
   s.field("mtp_loss_scaling_factor", &M::mtp_loss_scaling_factor)
-      .doc("coefficient of the multi-token prediction loss")
-      .min(0)
+      .doc("coefficient of the mean loss of the MTP layers, which is added to the loss in training")
+      .above(0)
       .used_when<Config>("`model.mtp_num_layers` is set", has_multi_token_prediction);
 }
 }  // namespace

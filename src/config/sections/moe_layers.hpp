@@ -23,6 +23,16 @@ inline std::vector<int64_t> moe_layers(const ModelConfig& model) {
   return layers;
 }
 
+// The indices of all layers with a router: the MoE layers, and after the last layer those of multi-token
+// prediction, which are of the last layer's kind.
+inline std::vector<int64_t> router_layers(const ModelConfig& model) {
+  std::vector<int64_t> layers = moe_layers(model);
+  if (layers.empty() || layers.back() != model.num_layers - 1) return layers;
+  for (int64_t depth = 0; depth < model.mtp_num_layers.value_or(0); ++depth)
+    layers.push_back(model.num_layers + depth);
+  return layers;
+}
+
 inline bool every_layer_has_experts(const ModelConfig& model) {
   return std::ssize(moe_layers(model)) == model.num_layers;
 }

@@ -175,6 +175,15 @@ RULE("R0920", excluded_modules_are_targets,
           .help("remove it");
 }
 
+RULE("R0923", adapters_predict_one_token, "adapters are trained without multi-token prediction",
+     "peft.scheme", "model.mtp_num_layers") {
+  if (!c.peft || !c.model.mtp_num_layers) return;
+  report
+      .error("`model.mtp_num_layers` " + to_text(*c.model.mtp_num_layers) +
+             " excludes adapters (`peft.scheme`): the layers of multi-token prediction would have none")
+      .help("leave model.mtp_num_layers out; a base model with such layers is read without them");
+}
+
 RULE("R0921", new_adapters_learn, "lora_A_init and lora_B_init are not both zero", "peft.lora_A_init",
      "peft.lora_B_init") {
   if (!c.peft || c.peft->adapter || c.peft->lora_a_init != LoraInit::zero ||

@@ -58,8 +58,9 @@ struct ExpertDefaults {
 
 // Reads `first_k_dense_replace`. False: all layers are dense, and the keys of experts change nothing.
 bool read_number_of_dense_layers(ConfigJson& c, config::ModelConfig& m, int64_t otherwise) {
-  // Layers for multi-token prediction, which the class with the head does not run.
-  c.changes_nothing({"num_nextn_predict_layers", "num_mtp_layers", "ep_size", "output_router_logits"});
+  // Layers for multi-token prediction, which the class with the head does not run. The recipe says whether
+  // they are trained.
+  c.changes_nothing({kPredictionLayers, "num_mtp_layers", "ep_size", "output_router_logits"});
   const Json& given = c.value("first_k_dense_replace");
   const Json count = given.is_null() ? Json(otherwise) : given;
   if (!count.is_number_integer() || count < 0)
@@ -178,6 +179,7 @@ void read_v3(ConfigJson& c, config::ModelConfig& m) {
 void write_v3(const config::ModelConfig& m, OrderedJson& j) {
   write_deepseek_experts(m, j);
   j["rope_interleave"] = true;
+  if (m.mtp_num_layers) j[kPredictionLayers] = *m.mtp_num_layers;
   if (!m.num_moe_experts) return;
   j["scoring_func"] = "sigmoid";
   j["topk_method"] = "noaux_tc";
@@ -201,6 +203,12 @@ TensorNames deepseek_names() {
 TensorNames v3_names() {
   TensorNames n = deepseek_names();
   n.expert_bias = "mlp.gate.e_score_correction_bias";
+  n.mtp_embedding_norm = "enorm";
+  n.mtp_hidden_norm = "hnorm";
+  n.mtp_projection = "eh_proj";
+  n.mtp_final_norm = "shared_head.norm";
+  n.mtp_embedding = "embed_tokens";
+  n.mtp_head = "shared_head.head";
   return n;
 }
 

@@ -118,6 +118,10 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
   if (exchanges.size() == 1) context.exchange = exchange_of(exchanges[0]);
   if (exchanges.size() > 1)
     for (const auto type : exchanges) shard.parallel.exchange_of_layer.push_back(exchange_of(type));
+  // Multi-token prediction has layers of the last layer's kind after it.
+  if (auto& of_layer = shard.parallel.exchange_of_layer; !of_layer.empty())
+    of_layer.resize(of_layer.size() + static_cast<size_t>(config.model.mtp_num_layers.value_or(0)),
+                    of_layer.back());
   const auto stages = config::pipeline_stages(config);
   CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
   const std::vector<int64_t> ranks = config::stage_ranks(config.dist);
@@ -125,7 +129,7 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
   for (size_t i = 0; i < stages->size(); ++i) {
     const config::PipelineStage& stage = (*stages)[i];
     if (ranks.at(i) == mesh.index(comm::Axis::pp))
-      shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss});
+      shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss, stage.mtp_layers});
     layer += stage.layers;
   }
   return shard;
@@ -200,9 +204,12 @@ parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecision
   const bool edges = precision.first_last_layers_bf16;
   const int64_t first = edges ? precision.num_layers_at_start_in_bf16 : 0,
                 last = layers - (edges ? precision.num_layers_at_end_in_bf16 : 0);
-  options.covers = [first, last](const Parameter& parameter) {
+  // Layers of multi-token prediction come after the last layer; as in Megatron, their GEMMs are in 8 bits,
+  // and with FP4 in bf16.
+  const bool mtp = !precision.fp4;
+  options.covers = [first, last, layers, mtp](const Parameter& parameter) {
     const ParamSpec& spec = parameter.spec();
-    return spec.linear && spec.layer >= first && spec.layer < last;
+    return spec.linear && spec.layer >= first && (spec.layer < last || (mtp && spec.layer >= layers));
   };
   return options;
 }

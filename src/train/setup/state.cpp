@@ -250,11 +250,14 @@ std::string difference(const TensorSource& source, const std::string& name, cons
 }
 
 // names: of all parameters of the model. Parameters that only the checkpoint has are named too: it is another
-// model.
+// model. A recipe without multi-token prediction leaves the layers for it out.
 void refuse_differences(const TensorSource& source, const std::set<std::string>& names,
                         std::vector<std::string> problems) {
+  constexpr std::string_view kMtp = "mtp.layers.";
+  const auto first = names.lower_bound(std::string(kMtp));
+  const bool predicts = first != names.end() && first->starts_with(kMtp);
   for (const auto& name : source.names())
-    if (!name.starts_with("optimizer.") && !names.count(name))
+    if (!name.starts_with("optimizer.") && !names.count(name) && (predicts || !name.starts_with(kMtp)))
       problems.push_back("`" + name + "` is in the checkpoint, but is not a parameter of the recipe's model");
   if (problems.empty()) return;
   fail(ErrorCode::failed,

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "base/checked.hpp"
+#include "data/later_tokens.hpp"
 #include "ops/context_attention.hpp"
 
 namespace capstan::train {
@@ -40,8 +41,10 @@ std::vector<int32_t> cumulative_lengths(const data::MicroBatch& batch) {
 // A micro-batch in one buffer: where each tensor begins, 64-byte aligned.
 class PackedBatch {
  public:
-  PackedBatch(const data::MicroBatch& batch, const ContextShard& shard, bool dropout_rows)
+  PackedBatch(const data::MicroBatch& batch, const ContextShard& shard, bool dropout_rows,
+              const MtpInputs& mtp)
       : batch_(batch),
+        mtp_(mtp),
         positions_(shard.positions(batch.sequence_length)),
         elements_(batch.rows * static_cast<int64_t>(positions_.size())) {
     const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
@@ -54,20 +57,19 @@ class PackedBatch {
       bytes_ = round_up(bytes_ + size_of_cu_seqlens(), 64);
     }
     if (dropout_rows) dropout_rows_ = add(8);
+    later_.resize(static_cast<size_t>(mtp.depths));
+    for (LaterOffsets& later : later_) {
+      for (int64_t* offset : {&later.tokens, &later.labels, &later.loss_mask}) *offset = add(4);
+      if (mtp.positions) later.positions = add(4);
+    }
   }
   int64_t bytes() const { return bytes_; }
 
   void write(std::byte* to, double loss_scale) const {
-    const auto of = [this](const auto& all) {
-      return [&all, seq = batch_.sequence_length](int64_t row, int64_t p) {
-        return all[static_cast<size_t>(row * seq + p)];
-      };
-    };
-    fill<int32_t>(to + tokens_, of(batch_.tokens));
-    fill<int32_t>(to + labels_, of(batch_.labels));
-    fill<float>(to + loss_mask_, [mask = of(batch_.loss_mask), scale = static_cast<float>(loss_scale)](
-                                     int64_t row, int64_t p) { return mask(row, p) * scale; });
-    fill<int32_t>(to + position_ids_, of(batch_.position_ids));
+    copy<int32_t>(to + tokens_, batch_.tokens);
+    copy<int32_t>(to + labels_, batch_.labels);
+    scale(to + loss_mask_, batch_.loss_mask, loss_scale);
+    copy<int32_t>(to + position_ids_, batch_.position_ids);
     if (document_start_ >= 0)
       fill<int32_t>(to + document_start_, [this](int64_t row, int64_t p) {
         const auto& bounds = batch_.cu_seqlens[static_cast<size_t>(row)];
@@ -80,6 +82,13 @@ class PackedBatch {
       fill<int64_t>(to + dropout_rows_, [this](int64_t row, int64_t p) {
         return static_cast<int64_t>(batch_.sample_ids[static_cast<size_t>(row)] << 24) + p;
       });
+    for (size_t i = 0; i < later_.size(); ++i) {
+      const data::LaterTokens later = data::later_tokens(batch_, static_cast<int64_t>(i + 1));
+      copy<int32_t>(to + later_[i].tokens, later.tokens);
+      copy<int32_t>(to + later_[i].labels, later.labels);
+      scale(to + later_[i].loss_mask, later.loss_mask, loss_scale * mtp_.loss_factor);
+      if (mtp_.positions) copy<int32_t>(to + later_[i].positions, later.position_ids);
+    }
   }
 
   // The tensors in a copy of the buffer.
@@ -98,6 +107,9 @@ class PackedBatch {
     result.positions = view(position_ids_, DType::i32);
     result.document_start = view(document_start_, DType::i32);
     result.dropout_rows = view(dropout_rows_, DType::i64);
+    for (const LaterOffsets& later : later_)
+      result.later.push_back({view(later.tokens, DType::i32), view(later.labels, DType::i32),
+                              view(later.loss_mask, DType::f32), view(later.positions, DType::i32)});
     if (document_start_ >= 0) {
       const int64_t bytes = size_of_cu_seqlens();
       result.cu_seqlens = buffer.flat_range(cu_seqlens_offset_, bytes, {bytes}).as_type(DType::i32);
@@ -108,6 +120,9 @@ class PackedBatch {
   }
 
  private:
+  struct LaterOffsets {
+    int64_t tokens = -1, labels = -1, loss_mask = -1, positions = -1;
+  };
   int64_t size_of_cu_seqlens() const { return static_cast<int64_t>(cu_seqlens_.size() * sizeof(int32_t)); }
   int64_t add(int64_t element_bytes) {
     const int64_t offset = bytes_;
@@ -122,7 +137,21 @@ class PackedBatch {
       for (const int64_t p : positions_) *out++ = static_cast<T>(value_of(row, p));
   }
 
+  // This rank's tokens of all[B, T].
+  template <class T>
+  void copy(std::byte* to, const std::vector<T>& all) const {
+    fill<T>(to, [&](int64_t row, int64_t p) {
+      return all[static_cast<size_t>(row * batch_.sequence_length + p)];
+    });
+  }
+  void scale(std::byte* to, const std::vector<float>& mask, double factor) const {
+    fill<float>(to, [&, factor = static_cast<float>(factor)](int64_t row, int64_t p) {
+      return mask[static_cast<size_t>(row * batch_.sequence_length + p)] * factor;
+    });
+  }
+
   const data::MicroBatch& batch_;
+  const MtpInputs mtp_;
   std::vector<int64_t> positions_;
   int64_t elements_, bytes_ = 0;
   // Offsets; -1: absent.
@@ -131,6 +160,8 @@ class PackedBatch {
   // Empty without documents.
   std::vector<int32_t> cu_seqlens_;
   int64_t cu_seqlens_offset_ = 0;
+  // By depth of multi-token prediction.
+  std::vector<LaterOffsets> later_;
 };
 
 Tensor device_buffer(Device& device, const PackedBatch& packed) {
@@ -140,8 +171,9 @@ Tensor device_buffer(Device& device, const PackedBatch& packed) {
 
 }  // namespace
 
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows, ContextShard shard) {
-  const PackedBatch packed(batch, shard, dropout_rows);
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows, ContextShard shard,
+                     const MtpInputs& mtp) {
+  const PackedBatch packed(batch, shard, dropout_rows, mtp);
   std::vector<std::byte> bytes(static_cast<size_t>(packed.bytes()));
   packed.write(bytes.data(), 1);
   const Tensor buffer = device_buffer(device, packed);
@@ -178,16 +210,18 @@ BatchUploader::Slot& BatchUploader::next_slot(int64_t bytes) {
   return slot;
 }
 
-void BatchUploader::reserve(const data::MicroBatch& batch, bool dropout_rows, int64_t count) {
-  const int64_t bytes = PackedBatch(batch, shard_, dropout_rows).bytes();
+void BatchUploader::reserve(const data::MicroBatch& batch, bool dropout_rows, int64_t count,
+                            const MtpInputs& mtp) {
+  const int64_t bytes = PackedBatch(batch, shard_, dropout_rows, mtp).bytes();
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     if (i == slots_.size() && !may_grow(bytes)) return;
     set_size(i == slots_.size() ? slots_.emplace_back() : slots_[i], bytes);
   }
 }
 
-PendingBatch BatchUploader::start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale) {
-  const PackedBatch packed(batch, shard_, dropout_rows);
+PendingBatch BatchUploader::start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale,
+                                  const MtpInputs& mtp) {
+  const PackedBatch packed(batch, shard_, dropout_rows, mtp);
   Slot& slot = next_slot(packed.bytes());
   if (!device_.is_meta()) packed.write(slot.buffer.host_write().data(), loss_scale);
   const Tensor buffer = device_buffer(device_, packed);

@@ -18,10 +18,20 @@ struct ContextShard {
   std::vector<int64_t> positions(int64_t seq) const;
 };
 
+// The inputs of multi-token prediction that a micro-batch brings with it.
+struct MtpInputs {
+  // 0: none.
+  int64_t depths = 0;
+  // Factor of the losses of each depth.
+  double loss_factor = 0;
+  // With the positions of the tokens, which only learned position embeddings read.
+  bool positions = false;
+};
+
 // Copies this rank's tokens of a micro-batch to the device, all tensors in one transfer. `dropout_rows`: with
 // dropout row indices, which only dropout reads.
 models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows,
-                     ContextShard shard = {});
+                     ContextShard shard = {}, const MtpInputs& mtp = {});
 
 // A micro-batch whose copy was started. The destructor lets the compute queue wait for the copy.
 class PendingBatch {
@@ -62,9 +72,10 @@ class BatchUploader {
   // use follows from the number of micro-batches.
   void begin_step() { next_ = 0; }
   // Takes the buffers of a step of `count` micro-batches like this one.
-  void reserve(const data::MicroBatch& batch, bool dropout_rows, int64_t count);
-  // loss_scale: multiplies the loss mask.
-  PendingBatch start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale);
+  void reserve(const data::MicroBatch& batch, bool dropout_rows, int64_t count, const MtpInputs& mtp = {});
+  // loss_scale: multiplies the loss masks.
+  PendingBatch start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale,
+                     const MtpInputs& mtp = {});
 
  private:
   struct Slot {

@@ -94,7 +94,8 @@ class MetaTrainer {
                       ? snapshot_buffers(*device_, saved_)
                       : std::vector<PinnedBuffer>()),
         runner_(config, mesh_, *device_, *model_, store_),
-        totals_(mesh_, *device_, store_, *optimizer_, runner_.router_values()),
+        totals_(mesh_, *device_, store_, *optimizer_, runner_.router_values(),
+                config.model.mtp_num_layers.value_or(0)),
         expert_biases_(config, *model_, store_),
         micro_batches_(micro_batches_of(config, mesh_)) {
     if (reruns())
@@ -114,7 +115,8 @@ class MetaTrainer {
     Tensor other_losses;
     if (count < micro_batches_) {
       CategoryScope scope(MemoryCategory::workspace);
-      other_losses = Tensor::empty(*device_, {micro_batches_ - count}, DType::f64);
+      other_losses = Tensor::empty(*device_, {micro_batches_ - count, 1 + model_->stages().back().mtp_layers},
+                                   DType::f64);
     }
     StepTimers timers;
     const auto losses =
@@ -133,7 +135,8 @@ class MetaTrainer {
 
   // Bytes that the host reads at the end of a step.
   int64_t bytes_read_by_host() const {
-    return static_cast<int64_t>(sizeof(kernels::StepValues)) + runner_.router_values() * size_of(DType::f32);
+    return static_cast<int64_t>(sizeof(kernels::StepValues)) + runner_.router_values() * size_of(DType::f32) +
+           config_.model.mtp_num_layers.value_or(0) * size_of(DType::f64);
   }
   // Buffers of a complete step and of evaluations.
   void reserve_uploads() {

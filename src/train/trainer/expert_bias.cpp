@@ -15,7 +15,7 @@ ExpertBiases::ExpertBiases(const config::Config& config, const models::Model& mo
   if (!m.num_moe_experts || !m.moe_router_enable_expert_bias || config.peft) return;
   experts_ = *m.num_moe_experts;
   rate_ = static_cast<float>(m.moe_router_bias_update_rate);
-  const std::vector<int64_t> layers = config::moe_layers(m);
+  const std::vector<int64_t> layers = config::router_layers(m);
   for (const auto& parameter : model.parameters()) {
     if (!parameter->spec().buffer) continue;
     const auto layer = std::find(layers.begin(), layers.end(), parameter->spec().layer);

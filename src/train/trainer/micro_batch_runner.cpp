@@ -9,6 +9,14 @@
 
 namespace capstan::train {
 
+static MtpInputs mtp_inputs(const config::ModelConfig& config, const models::Model& model) {
+  const int64_t depths = model.stages().back().mtp_layers;
+  if (depths == 0) return {};
+  return {.depths = depths,
+          .loss_factor = config.mtp_loss_scaling_factor / static_cast<double>(depths),
+          .positions = config.position_embedding_type == config::PositionEmbedding::learned_absolute};
+}
+
 MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
                                    const models::Model& model, ParamStore& store)
     : config_(config),
@@ -18,7 +26,8 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
       context_{device, store, nullptr, offload_.get()},
       shape_(pipeline_shape(config, 0)),
       context_shard_{mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)},
-      uploader_(device, context_shard_) {
+      uploader_(device, context_shard_),
+      mtp_(mtp_inputs(config.model, model)) {
   CAPSTAN_ASSERT(shape_.chunks == static_cast<int64_t>(model.stages().size()),
                  "a model in " + std::to_string(model.stages().size()) + " chunks");
   links_ = parallel::pipeline_comm(mesh, tensor_parallel(config, mesh));
@@ -28,7 +37,7 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
              (config.peft && config.peft->dropout > 0) ||
              (config.model.num_moe_experts && config.model.moe_input_jitter_eps);
   hidden_dtype_ = compute_type(config.mixed_precision);
-  if (const auto layers = config::moe_layers(config.model); !layers.empty())
+  if (const auto layers = config::router_layers(config.model); !layers.empty())
     router_statistics_ = std::make_unique<nn::RouterStatistics>(
         device, layers, *config.model.num_moe_experts,
         config.model.moe_router_load_balancing_type == config::RouterBalancing::global_aux_loss);
@@ -73,6 +82,8 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
   if (model_.stages().back().head) {
     CategoryScope scope(MemoryCategory::workspace);
     losses_.sums = Tensor::empty(context_.device, {micro_batches}, DType::f64);
+    if (timers && mtp_.depths > 0)
+      losses_.mtp_sums = Tensor::empty(context_.device, {micro_batches, mtp_.depths}, DType::f64);
   }
   // An earlier call may have ended with an error.
   batches_.clear();
@@ -106,7 +117,8 @@ void MicroBatchRunner::load(int64_t micro_batch) {
     enter(Phase::data);
     const data::MicroBatch& micro = (*source_)(next);
     const bool training = timers_ != nullptr;
-    batches_.emplace(next, uploader_.start(micro, training && dropout_, training ? loss_scale_ : 1.0));
+    batches_.emplace(next, uploader_.start(micro, training && dropout_, training ? loss_scale_ : 1.0,
+                                           training ? mtp_ : MtpInputs()));
     rows_.push_back(micro.rows * micro.sequence_length / context_shard_.ranks);
     if (model_.stages().back().head) losses_.tokens += loss_tokens(micro, context_shard_);
   }
@@ -134,13 +146,20 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
   if (training) options.router_statistics = router_statistics_.get();
   const auto output =
       model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch).get(), input, options);
-  if (const Tensor& sum = output.loss.exact_sum; sum.defined())
-    context_.device.copy(losses_.sums.flat_range(losses_known_++, 1, {1}).address(), sum.address(),
-                         sum.bytes());
+  if (output.loss.exact_sum.defined()) add_losses(output.loss);
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);
   if (shape_.ranks > 1) enter(Phase::pipeline);
   return output.hidden_states.value;
+}
+
+void MicroBatchRunner::add_losses(const models::Loss& loss) {
+  const auto copy = [this](const Tensor& sum, const Tensor& to, int64_t index) {
+    context_.device.copy(to.flat_range(index, 1, {1}).address(), sum.address(), sum.bytes());
+  };
+  int64_t index = losses_known_ * mtp_.depths;
+  for (const Tensor& sum : loss.mtp_sums) copy(sum, losses_.mtp_sums, index++);
+  copy(loss.exact_sum, losses_.sums, losses_known_++);
 }
 
 Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) {
@@ -151,11 +170,15 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
   CAPSTAN_ASSERT(found != tapes_.end(), "a backward pass before its forward pass");
   Tape& tape = *found->second;
   const Tape::BackwardOptions options{.delay_weight_gradients = shape_.separates_weight_gradients()};
-  if (gradient.defined())
-    tape.backward({{"hidden_states", gradient}}, options);
-  else
-    tape.backward({{"loss", one_}}, options);
   const models::Stage& stage = model_.stages()[static_cast<size_t>(chunk)];
+  std::map<std::string, Tensor> gradients;
+  if (gradient.defined())
+    gradients.emplace("hidden_states", gradient);
+  else
+    gradients.emplace("loss", one_);
+  for (size_t depth = 1; depth <= static_cast<size_t>(stage.mtp_layers); ++depth)
+    gradients.emplace(models::mtp_loss_name(depth), one_);
+  tape.backward(gradients, options);
   Tensor result = stage.embedding ? Tensor() : tape.take_input_gradient("hidden_states");
   // Until its weight gradients the tape holds their inputs only.
   if (!options.delay_weight_gradients) tapes_.erase(found);

@@ -28,6 +28,9 @@ class MicroBatchRunner final : private parallel::StageComputation {
     Tensor sums;
     // Sum of their loss weights.
     double tokens = 0;
+    // fp64 [micro-batches, depths], of a training step: the losses of multi-token prediction, times
+    // MtpInputs::loss_factor. Undefined on the other stages, or without it.
+    Tensor mtp_sums;
     // Of a training step of a model with experts, on every stage: nn::RouterStatistics::sums().
     Tensor routers;
   };
@@ -52,7 +55,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   Losses forward_only(int64_t micro_batches, const Source& source);
   // Takes the host buffers of that many micro-batches like this one, of training steps or of evaluation.
   void reserve_uploads(const data::MicroBatch& batch, int64_t micro_batches, bool training) {
-    uploader_.reserve(batch, training && dropout_, micro_batches);
+    uploader_.reserve(batch, training && dropout_, micro_batches, training ? mtp_ : MtpInputs());
   }
 
  private:
@@ -62,6 +65,8 @@ class MicroBatchRunner final : private parallel::StageComputation {
   // Starts the copies of the micro-batches up to this one, and that of the next one, which overlaps with this
   // one's computation.
   void load(int64_t micro_batch);
+  // Copies the losses of a micro-batch to losses_.
+  void add_losses(const models::Loss& loss);
   std::string range_name(const char* pass, int64_t micro_batch, int64_t chunk) const;
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
@@ -82,6 +87,8 @@ class MicroBatchRunner final : private parallel::StageComputation {
   parallel::PipelineComm links_;
   ContextShard context_shard_;
   BatchUploader uploader_;
+  // Of training steps; none on ranks whose stages do not read them.
+  const MtpInputs mtp_;
   // Null: the model has no experts.
   std::unique_ptr<nn::RouterStatistics> router_statistics_;
   double loss_scale_ = 1;

@@ -59,6 +59,11 @@ void add_routers(records::MetricsRow& row, const StepResult& result) {
     row.numbers("expert_load_layer_" + std::to_string(router.layer), router.load);
 }
 
+void add_mtp_losses(records::MetricsRow& row, const StepResult& result) {
+  for (size_t i = 0; i < result.mtp_losses.size(); ++i)
+    row.number(models::mtp_loss_name(i + 1), result.mtp_losses[i]);
+}
+
 }  // namespace
 
 StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRunner& runner,
@@ -255,6 +260,7 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
   if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
   if (batch_ramp_.grows()) row.integer("global_batch_size", result.global_batch_size);
   if (result.loss_scale) row.number("loss_scale", *result.loss_scale);
+  add_mtp_losses(row, result);
   add_routers(row, result);
   // Saves and evaluations follow the step and have rows of their own.
   for (size_t p = 0; p < kPhases; ++p)
@@ -283,6 +289,8 @@ void StepLogger::write_step_events(const StepResult& result) {
     if (summary.balance_loss != 0) scalars.push_back({"train/balance_loss", summary.balance_loss});
     if (summary.z_loss != 0) scalars.push_back({"train/z_loss", summary.z_loss});
   }
+  for (size_t i = 0; i < result.mtp_losses.size(); ++i)
+    scalars.push_back({"train/" + models::mtp_loss_name(i + 1), result.mtp_losses[i]});
   // The means of one step are its values.
   if (config_.logger.tensorboard_log_interval > 1) {
     scalars.push_back({"train/step_loss", result.loss});

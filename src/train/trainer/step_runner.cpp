@@ -40,7 +40,8 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
   optimizer_ = make_optimizer(config, *device_, *store_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_,
-                                         micro_batch_runner_->router_values());
+                                         micro_batch_runner_->router_values(),
+                                         config.model.mtp_num_layers.value_or(0));
   expert_biases_ = std::make_unique<ExpertBiases>(config, *model_, *store_);
   if (reruns())
     store_->on_local_gradients([this](const Tensor& gradients) { totals_->add_to_fingerprint(gradients); });
@@ -108,6 +109,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   }
   if (config_.logger.log_params_norm) result.params_norm = std::sqrt(values.parameter_squares);
   result.routers = router_results();
+  result.mtp_losses = mtp_losses(values.loss_tokens);
   if (!result.skipped) count_update(result);
   consume_batch();
   timers.enter(Phase::other);
@@ -118,7 +120,7 @@ std::vector<RouterResult> StepRunner::router_results() const {
   std::vector<RouterResult> results;
   const auto batches = static_cast<double>(micro_batches() * mesh_.size(comm::Axis::dp));
   auto value = totals_->router_values().begin();
-  for (const int64_t layer : config::moe_layers(config_.model)) {
+  for (const int64_t layer : config::router_layers(config_.model)) {
     RouterResult& result = results.emplace_back();
     result.layer = layer;
     result.load.assign(value, value + *config_.model.num_moe_experts);
@@ -129,6 +131,15 @@ std::vector<RouterResult> StepRunner::router_results() const {
     result.z_loss = *value++ / batches;
   }
   return results;
+}
+
+std::vector<double> StepRunner::mtp_losses(double loss_tokens) const {
+  std::vector<double> losses = totals_->mtp_sums();
+  const config::ModelConfig& m = config_.model;
+  const double scale = loss_scaler_ ? scale_of_sums() : 1.0;
+  const double factor = m.mtp_loss_scaling_factor / static_cast<double>(losses.size()) * scale;
+  for (double& loss : losses) loss = loss_tokens > 0 ? loss / (loss_tokens * factor) : 0;
+  return losses;
 }
 
 // With a dynamic loss scale, a norm that is not finite is an overflow, and the scale is reduced. A loss that

@@ -57,6 +57,9 @@ struct StepResult {
   std::optional<double> loss_scale;
   // Of each MoE layer.
   std::vector<RouterResult> routers;
+  // Of each depth of multi-token prediction: mean over the rows of the batch, weighted with their loss
+  // tokens, of the mean loss of a row's tokens that have a label at this depth.
+  std::vector<double> mtp_losses;
   // The update was left out because of a spike, optimizer.grad_norm_skip_threshold or an overflow.
   bool skipped = false;
   // The scaled loss or its gradients are not finite.
@@ -147,6 +150,7 @@ class StepRunner {
   void count_update(const StepResult& result);
   // From the values that were read last.
   std::vector<RouterResult> router_results() const;
+  std::vector<double> mtp_losses(double loss_tokens) const;
   void rerun_and_compare(const StepValues& first, StepTimers& timers, std::vector<Anomaly>& anomalies);
   [[noreturn]] void fail_not_finite(const StepValues& values, std::vector<Anomaly> anomalies);
   Anomaly locate_not_finite(const StepValues& values);

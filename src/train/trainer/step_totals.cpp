@@ -18,13 +18,14 @@ Tensor StepTotals::field(size_t offset, int64_t count, DType dtype) const {
 }
 
 StepTotals::StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
-                       const optim::Optimizer& optimizer, int64_t router_values)
+                       const optim::Optimizer& optimizer, int64_t router_values, int64_t mtp_depths)
     : mesh_(mesh), device_(device), store_(store) {
   static_assert(offsetof(StepValues, loss_tokens) == offsetof(StepValues, loss_sum) + sizeof(double));
   CategoryScope scope(MemoryCategory::workspace);
-  const int64_t router_bytes = router_values * size_of(DType::f32);
-  values_ = Tensor::zeros(device, {static_cast<int64_t>(sizeof(StepValues)) + router_bytes}, DType::u8);
-  routers_ = field(sizeof(StepValues), router_values, DType::f32);
+  const int64_t mtp_end = static_cast<int64_t>(sizeof(StepValues)) + mtp_depths * size_of(DType::f64);
+  values_ = Tensor::zeros(device, {mtp_end + router_values * size_of(DType::f32)}, DType::u8);
+  mtp_losses_ = field(sizeof(StepValues), mtp_depths, DType::f64);
+  routers_ = field(static_cast<size_t>(mtp_end), router_values, DType::f32);
   losses_ = field(offsetof(StepValues, loss_sum), 2, DType::f64);
   gradient_squares_ = field(offsetof(StepValues, gradient_squares), 1, DType::f64);
   zero_gradients_ = field(offsetof(StepValues, zero_gradients), 1, DType::i64);
@@ -61,11 +62,21 @@ void StepTotals::sum_losses(const MicroBatchRunner::Losses& losses) {
          losses.sums.defined() ? losses.sums.elements() : 0, losses.tokens, losses_);
   comm::all_reduce_numbers(mesh_.group("dp-cp"), losses_, "losses");
   comm::all_reduce_numbers(mesh_.group("pp"), losses_, "losses");
+  if (mtp_losses_.elements() > 0) sum_mtp_losses(losses.mtp_sums);
   if (!losses.routers.defined()) return;
   device_.copy(routers_.address(), losses.routers.address(), routers_.bytes());
   // Tensor-parallel ranks route different rows, or one of them counts.
   for (const char* group : {"dp-cp", "tp", "pp"})
     comm::all_reduce_sum_any(mesh_.group(group), routers_, "statistics of routers");
+}
+
+void StepTotals::sum_mtp_losses(const Tensor& sums) {
+  if (sums.defined())
+    launch(device_, device_.table().step_control->sum_ranks, sums, sums.size(0), mtp_losses_, sums.size(1));
+  else
+    device_.zero(mtp_losses_.address(), mtp_losses_.bytes());
+  for (const char* group : {"dp-cp", "pp"})
+    comm::all_reduce_numbers(mesh_.group(group), mtp_losses_, "losses of multi-token prediction");
 }
 
 void StepTotals::sum_over_grids(const Tensor& total,
@@ -117,9 +128,14 @@ StepValues StepTotals::read() {
   values_.copy_to_host_bytes(DType::u8, bytes);
   StepValues values;
   std::memcpy(&values, bytes.data(), sizeof values);
-  router_values_.resize(static_cast<size_t>(routers_.elements()));
-  if (!router_values_.empty())
-    std::memcpy(router_values_.data(), bytes.data() + sizeof values, static_cast<size_t>(routers_.bytes()));
+  size_t at = sizeof values;
+  const auto take = [&](auto& into, const Tensor& from) {
+    into.resize(static_cast<size_t>(from.elements()));
+    if (!into.empty()) std::memcpy(into.data(), bytes.data() + at, static_cast<size_t>(from.bytes()));
+    at += static_cast<size_t>(from.bytes());
+  };
+  take(mtp_values_, mtp_losses_);
+  take(router_values_, routers_);
   return values;
 }
 

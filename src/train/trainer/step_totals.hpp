@@ -18,8 +18,9 @@ namespace capstan::train {
 class StepTotals {
  public:
   // All arguments but the optimizer outlive the object. router_values: elements of Losses::routers.
+  // mtp_depths: depths of multi-token prediction of the model, which other stages may hold.
   StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
-             const optim::Optimizer& optimizer, int64_t router_values = 0);
+             const optim::Optimizer& optimizer, int64_t router_values = 0, int64_t mtp_depths = 0);
 
   // The fingerprint of a step: a hash of this rank's gradients and losses before they are reduced.
   // clear_fingerprint() begins a step; add_to_fingerprint() adds a contiguous tensor, on the compute queue.
@@ -44,6 +45,8 @@ class StepTotals {
   kernels::StepValues read();
   // The statistics of the routers (nn::RouterStatistics::sums(), over all ranks) as of the last read().
   const std::vector<float>& router_values() const { return router_values_; }
+  // The sum of Losses::mtp_sums of each depth, over all ranks, as of the last read().
+  const std::vector<double>& mtp_sums() const { return mtp_values_; }
 
  private:
   Tensor field(size_t offset, int64_t count, DType dtype) const;
@@ -62,10 +65,15 @@ class StepTotals {
   };
   Buffers dense_, expert_;
   Buffers& buffers_of(ParameterGrid grid) { return grid == ParameterGrid::expert ? expert_ : dense_; }
-  // kernels::StepValues in bytes, then the statistics of routers; and views of them.
+  // Adds up the losses of multi-token prediction of this rank's micro-batches.
+  void sum_mtp_losses(const Tensor& sums);
+
+  // kernels::StepValues in bytes, then the losses of multi-token prediction, then the statistics of routers;
+  // and views of them.
   Tensor values_, losses_, gradient_squares_, zero_gradients_, parameter_squares_, fingerprint_, control_,
-      routers_;
+      mtp_losses_, routers_;
   std::vector<float> router_values_;
+  std::vector<double> mtp_values_;
   // The sums of both grids, fp64 [2]; undefined: there is only the dense one.
   Tensor grid_sums_;
   // Tensors in the fingerprint.
