@@ -101,6 +101,11 @@ ops::RouterOptions router_of(const ModelConfig& c) {
 }
 
 // The mixture of experts of a model whose dense layers have the MLP `dense`.
+bool recomputes(const ModelConfig& c, config::RecomputeModule module) {
+  return c.recompute_granularity == config::RecomputeGranularity::selective &&
+         std::count(c.recompute_modules.begin(), c.recompute_modules.end(), module) > 0;
+}
+
 nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense) {
   nn::Moe::Options o;
   o.hidden = dense.hidden;
@@ -129,6 +134,8 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   o.shared_ffn = c.moe_shared_expert_intermediate_size.value_or(0);
   o.shared_gate = c.moe_shared_expert_gate;
   o.overlap_shared = c.moe_shared_expert_overlap;
+  o.recompute_activation = recomputes(c, config::RecomputeModule::moe_act);
+  o.recompute_shared = recomputes(c, config::RecomputeModule::shared_experts);
   o.init = dense.init;
   o.output_init = dense.output_init;
   return o;
@@ -315,11 +322,6 @@ void GptModel::add_head(nn::ParamList& list, const ModelConfig& config) {
   }
 }
 
-static bool recomputes(const ModelConfig& c, config::RecomputeModule module) {
-  return c.recompute_granularity == config::RecomputeGranularity::selective &&
-         std::count(c.recompute_modules.begin(), c.recompute_modules.end(), module) > 0;
-}
-
 static std::optional<nn::LatentAttention::Sizes> latent_of(const ModelConfig& c) {
   if (!c.multi_latent_attention) return std::nullopt;
   return nn::LatentAttention::Sizes{
@@ -342,6 +344,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   o.residual_post_layernorm = c.apply_residual_connection_post_layernorm;
   o.recompute_mlp = recomputes(
       c, config::is_moe_layer(c, layer) ? config::RecomputeModule::moe : config::RecomputeModule::mlp);
+  o.recompute_norms = recomputes(c, config::RecomputeModule::layernorm);
   o.latent = latent_of(c);
   nn::Attention::Options& a = o.attention;
   a.hidden = hidden_;

@@ -196,11 +196,20 @@ Var Moe::run_experts(Tape& tape, const ExpertInput& input, const TokenContext& c
     return adapter.empty() ? y : adapter.apply(tape, std::move(y), x, context, &rows);
   };
   Var y = linear(input.rows, *fc1_, fc1_bias_, true, *fc1_adapter_);
-  y = ops::expert_activation(tape, y, input.order, options_.activation, input.weights);
-  return linear(y, *fc2_, fc2_bias_, adds_fc2_bias_, *fc2_adapter_);
+  const Var inner = ops::expert_activation(tape, y, input.order, options_.activation, input.weights);
+  y = linear(inner, *fc2_, fc2_bias_, adds_fc2_bias_, *fc2_adapter_);
+  if (options_.recompute_activation) tape.drop_output(inner);
+  return y;
 }
 
 Var Moe::run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const {
+  if (!options_.recompute_shared) return shared_output(tape, x, context);
+  return tape.recompute("shared_experts", {x}, [this, context](Tape& region, std::span<const Var> inputs) {
+    return std::vector<Var>{shared_output(region, inputs[0], context)};
+  })[0];
+}
+
+Var Moe::shared_output(Tape& tape, const Var& x, const TokenContext& context) const {
   Var y = shared_->forward(tape, x, context);
   if (!shared_gate_) return y;
   // The gate is a router with one expert.

@@ -57,6 +57,8 @@ class Moe {
     // Computes the shared expert while tokens are transferred to the ranks of the other experts. The terms of
     // the input's gradient are then summed in another order.
     bool overlap_shared = false;
+    // Saves only the input of the activation in the experts, or of the shared expert.
+    bool recompute_activation = false, recompute_shared = false;
     Init init, output_init;
   };
   Moe(ParamList& parameters, const ModulePath& path, const Options& options);
@@ -83,6 +85,7 @@ class Moe {
   // The row indices by which adapters of experts drop elements; undefined where they drop none.
   Tensor dropout_rows(const TokenContext& context) const;
   Var run_shared_expert(Tape& tape, const Var& x, const TokenContext& context) const;
+  Var shared_output(Tape& tape, const Var& x, const TokenContext& context) const;
 
   Options options_;
   Parallel parallel_;

@@ -77,6 +77,7 @@ HiddenStates TransformerLayer::forward(Tape& tape, HiddenStates hidden_states, c
                                        const LayerCache& cache) const {
   BranchInput entry = enter_branch(tape, input_norm_, std::move(hidden_states), attention_->input_reader());
   Var branch = attention_->forward(tape, entry.input, context, cache);
+  if (options_.recompute_norms) tape.drop_output(entry.input);
   entry.input = {};
   hidden_states = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_->output_bias(),
                                attention_output_norm_, context, 0);
@@ -91,6 +92,7 @@ HiddenStates TransformerLayer::forward(Tape& tape, HiddenStates hidden_states, c
                             })[0];
   else
     branch = feed_forward(tape, entry.input, context);
+  if (options_.recompute_norms) tape.drop_output(entry.input);
   entry.input = {};
   const Parameter* bias = moe_ ? nullptr : mlp_->output_bias();
   return leave_branch(tape, std::move(entry.residual), std::move(branch), bias, mlp_output_norm_, context, 1);

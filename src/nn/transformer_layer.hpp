@@ -44,6 +44,8 @@ class TransformerLayer {
     bool residual_post_layernorm = false;
     // Saves only the input of the MLP, or of the mixture of experts.
     bool recompute_mlp = false;
+    // Frees the outputs of the input norms after their last reader, and recomputes them from the residual.
+    bool recompute_norms = false;
   };
   TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options);
 

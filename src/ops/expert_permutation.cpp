@@ -174,7 +174,6 @@ Var unpermute(Tape& tape, const Var& x, const ExpertPermutation& p, const Var& p
 
 Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permutation,
                       const kernels::ActivationFunction& activation, const Var& weights) {
-  Device& device = tape.device();
   const int64_t rows = permutation.rows, width = x.size(1);
   check_rows("expert_activation", x.value, rows);
   const bool weighted = weights.value.defined();
@@ -182,10 +181,15 @@ Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permuta
                      (!weighted || (weights.dtype() == DType::f32 && weights.value.elements() == rows)),
                  "expert_activation: x " + x.value.text());
   const int64_t cols = activation.gated ? width / 2 : width;
-  const Tensor y = tensor_of_rows(tape.context(), {rows, cols}, x.dtype());
   const Tensor used = permutation.rows_used();
-  launch(device, device.table().activation->expert_forward, activation, x.value, weights.value, used, y, rows,
-         cols);
+  const auto activate = [activation, rows, cols](StepContext& context, const Tensor& from,
+                                                 const Tensor& count, const Tensor& by) {
+    const Tensor to = tensor_of_rows(context, {rows, cols}, from.dtype());
+    launch(context.device, context.device.table().activation->expert_forward, activation, from, by, count, to,
+           rows, cols);
+    return to;
+  };
+  const Tensor y = activate(tape.context(), x.value, used, weights.value);
   const auto bytes = static_cast<double>(x.value.bytes() + y.bytes());
   Record record{.name = "expert_activation",
                 .inputs = {x},
@@ -208,6 +212,9 @@ Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permuta
            weighted ? ctx.saved(2) : Tensor(), ctx.saved(1), dx, dweights, rows, cols);
     if (dweights.defined()) ctx.accumulate_gradient(1, dweights);
     ctx.accumulate_gradient(0, dx);
+  };
+  record.recompute_output = [activate, weighted](StepContext& context, std::span<const Tensor> saved) {
+    return activate(context, saved[0], saved[1], weighted ? saved[2] : Tensor());
   };
   return tape.record(std::move(record))[0];
 }

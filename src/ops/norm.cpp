@@ -50,6 +50,24 @@ void norm_backward(BackwardContext& ctx, const Parameter& gamma, const Parameter
 
 }  // namespace
 
+namespace {
+
+// The normalized rows of a sum, with the statistics that are saved beside it computed again.
+Tensor normalize_again(StepContext& context, const Tensor& sum, const Parameter& gamma, const Parameter* beta,
+                       const NormOptions& options, const kernels::NormRows& layout) {
+  Device& device = context.device;
+  const Tensor y = Tensor::empty(device, sum.shape(), sum.dtype()),
+               mean = options.rms ? Tensor() : Tensor::empty(device, {layout.rows}),
+               rstd = Tensor::empty(device, {layout.rows});
+  const ParamPin g(context.store, &gamma), b(context.store, beta);
+  const kernels::Norm& kernel = *device.table().norm;
+  launch(device, kernel.forward_workspace(layout), kernel.forward, options.rms, layout, sum, Tensor(),
+         Tensor(), *g, options.gamma_offset, *b, options.epsilon, y, mean, rstd, QuantizedOutputTensors());
+  return y;
+}
+
+}  // namespace
+
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
                 NormOptions options, const Parameter* reader) {
   Device& device = tape.device();
@@ -86,6 +104,10 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   record.backward_cost = {0, bytes * 4};
   record.backward = [&gamma, beta, options, layout, adds](BackwardContext& ctx) {
     norm_backward(ctx, gamma, beta, options, layout, adds);
+  };
+  record.recompute_output = [&gamma, beta, options, layout](StepContext& context,
+                                                            std::span<const Tensor> saved) {
+    return normalize_again(context, saved[0], gamma, beta, options, layout);
   };
   std::vector<Var> results = tape.record(std::move(record));
   results[1].quantized = std::move(quantized);

@@ -1,5 +1,6 @@
 #include "ops/tape.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.hpp"
@@ -145,7 +146,7 @@ Tape::Moment Tape::moment_of(const StepContext& context) {
 // started: passed by value, because the argument may be last_, which this function overwrites.
 void Tape::note(TapeEvent event, Moment started, double nested_seconds) {
   // A region's gradients are computed once.
-  event.recomputed = repeated_ && event.phase == 'F';
+  event.recomputed |= repeated_ && event.phase == 'F';
   event.before = started.event;
   last_ = moment_of(context_);
   event.after = last_.event;
@@ -196,6 +197,8 @@ std::vector<Var> Tape::record(Record record) {
     entry.backward_cost = record.backward_cost;
     entry.saved = std::move(record.saved);
     entry.backward = std::move(record.backward);
+    entry.recompute_output = std::move(record.recompute_output);
+    entry.cost = record.cost;
     entries_.push_back(std::move(entry));
   }
   return results;
@@ -276,6 +279,7 @@ void Tape::run_backward(BackwardOptions options) {
     while (!layers_.empty() && layers_.back().entries == entries_.size()) enter_last_layer();
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];
+    restore_dropped(entry);
     const RangeScope range(device(), [&] { return entry.name + " backward"; });
     BackwardContext ctx(*this, index);
     bool reached = false;
@@ -399,6 +403,44 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
   };
   entries_.push_back(std::move(entry));
   return results;
+}
+
+void Tape::drop_output(const Var& y) {
+  if (!recording() || !y.needs_gradient()) return;
+  const auto owner = std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
+    return !entry.output_slots.empty() && entry.output_slots.back() == y.slot;
+  });
+  CAPSTAN_ASSERT(owner != entries_.rend() && owner->recompute_output, "an output that cannot be dropped");
+  const auto producer = static_cast<size_t>(entries_.rend() - owner) - 1;
+  for (size_t reader = producer + 1; reader < entries_.size(); ++reader) {
+    Entry& entry = entries_[reader];
+    for (size_t i = 0; i < entry.saved.size(); ++i) {
+      Tensor& saved = entry.saved[i];
+      if (!saved.defined() || saved.bytes() == 0 || saved.address() != y.value.address() ||
+          saved.bytes() != y.value.bytes() || saved.dtype() != y.dtype())
+        continue;
+      entry.dropped.push_back({producer, i, saved.shape()});
+      saved = Tensor();
+      ++entries_[producer].missing;
+    }
+  }
+}
+
+void Tape::restore_dropped(Entry& entry) {
+  for (const Entry::Dropped& dropped : entry.dropped) {
+    Entry& producer = entries_[dropped.producer];
+    if (!producer.recomputed.defined()) {
+      const Moment started = moment_of(context_);
+      producer.recomputed = producer.recompute_output(context_, producer.saved);
+      if (context_.observer) {
+        TapeEvent event{'F', producer.name, {producer.recomputed.shape()}, producer.cost};
+        event.recomputed = true;
+        note(std::move(event), started, 0);
+      }
+    }
+    entry.saved[dropped.index] = producer.recomputed.view(dropped.shape);
+    if (--producer.missing == 0) producer.recomputed = Tensor();
+  }
 }
 
 }  // namespace capstan

@@ -18,6 +18,7 @@
 // Several tapes may live at once. The backward pass starts from given output gradients. Weight gradients run
 // at once, or wait for run_weight_gradients() (zero-bubble schedules). recompute() runs a region without
 // recording it and recomputes it in the backward pass, with side effects off and discrete choices replayed.
+// drop_output() frees one output that others have saved, and recomputes it where their backward pass begins.
 #pragma once
 
 #include <any>
@@ -185,6 +186,8 @@ struct Record {
   Cost backward_cost;
   std::vector<Tensor> saved;
   std::function<void(BackwardContext&)> backward;
+  // Computes the last output again from the saved tensors, for drop_output(). Null: it cannot be dropped.
+  std::function<Tensor(StepContext&, std::span<const Tensor> saved)> recompute_output = nullptr;
 };
 
 class Tape {
@@ -222,6 +225,10 @@ class Tape {
   // Runs `body` without recording it, and again (recorded) when its gradient is needed. `body` must depend on
   // its arguments, parameters and captured constants only.
   std::vector<Var> recompute(const std::string& name, std::vector<Var> inputs, Body body);
+  // Call it when the operations that read `y` have run: those that saved it compute it again in their
+  // backward pass, from what the operation before them saved (Record::recompute_output). The memory is free
+  // when the caller's Vars are gone. Has no effect on a `y` without a gradient, or that none of them saved.
+  void drop_output(const Var& y);
   // Ends a layer, or a region of layers: the operations recorded since the end of the one before. offloads:
   // its saved tensors are moved to host memory (StepContext::offload) and fetched one layer ahead of the
   // backward pass. name: "layer 3", for traces.
@@ -259,6 +266,19 @@ class Tape {
     Cost backward_cost;
     std::vector<Tensor> saved;
     std::function<void(BackwardContext&)> backward;
+    std::function<Tensor(StepContext&, std::span<const Tensor> saved)> recompute_output;
+    // Cost of recompute_output.
+    Cost cost;
+    // Saved tensors that were dropped: entry whose output it is, index in `saved`, shape there.
+    struct Dropped {
+      size_t producer, index;
+      Shape shape;
+    };
+    std::vector<Dropped> dropped;
+    // Of an entry whose output was dropped: the recomputed output, and the number of saved tensors that do
+    // not have it yet.
+    Tensor recomputed;
+    size_t missing = 0;
   };
   // The weight gradient (W) of one use of a parameter, apart from the input gradients (B) of its operation.
   struct WeightGradient {
@@ -282,6 +302,8 @@ class Tape {
   // before it.
   void enter_last_layer();
   void run_backward(BackwardOptions options);
+  // Puts the dropped tensors of an entry back into it.
+  void restore_dropped(Entry& entry);
   void add_weight_gradient(WeightGradient work);
   void run_weight_gradient(WeightGradient& work);
   void run_weight_gradient_gemm(const WeightGradient& work);

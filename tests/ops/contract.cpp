@@ -389,6 +389,62 @@ TEST_CASE_TEMPLATE("choices are made once and replayed, side effects happen once
 }
 
 TEST_CASE_TEMPLATE(
+    "a dropped output is computed again, once, where the backward pass of its last reader begins", D,
+    EVERY_DEVICE) {
+  const auto device = D::make(2);
+  const Parameter w1({.name = "w1", .shape = {kHidden, kIn}}, 0),
+      w2({.name = "w2", .shape = {kHidden, kIn}}, 1);
+  const auto self = comm::make_self_communicator("self");
+  const auto run = [&](bool drops, bool delayed) {
+    GatherStore store(*device, *self, {&w1, &w2}, {numbers(kHidden * kIn, 1), numbers(kHidden * kIn, 2)});
+    store.begin_step(2);
+    store.begin_last_micro_batch();
+    StepContext context{*device, store};
+    Tape tape(context);
+    const auto tanh_of = [](const Tensor& x) {
+      const Tensor y = Tensor::empty(x.device(), x.shape());
+      launch(x.device(), &tanh_kernel, x, y, y.elements());
+      return y;
+    };
+    int computed = 0;
+    const Var x =
+        tape.input("x", Tensor::from_host<float>(*device, {kRows, kIn}, numbers(kRows * kIn, 3)), true);
+    Var h = tape.record({.name = "tanh",
+                         .inputs = {x},
+                         .outputs = {tanh_of(x.value)},
+                         .saved = {x.value},
+                         .backward =
+                             [&](BackwardContext& ctx) {
+                               const Tensor dx = Tensor::empty(ctx.device(), ctx.saved(0).shape());
+                               launch(ctx.device(), &tanh_backward_kernel, tanh_of(ctx.saved(0)),
+                                      ctx.output_gradient(), dx, dx.elements());
+                               ctx.accumulate_gradient(0, dx);
+                             },
+                         .recompute_output =
+                             [&](StepContext&, std::span<const Tensor> saved) {
+                               ++computed;
+                               return tanh_of(saved[0]);
+                             }})[0];
+    tape.output("a", linear(tape, h, w1));
+    tape.output("b", linear(tape, h, w2));
+    if (drops) tape.drop_output(h);
+    const Tensor kept = std::exchange(h, {}).value;
+    // Two readers have saved it, or nobody.
+    CHECK(kept.unique() == drops);
+    const auto ones = [&] {
+      return Tensor::from_host<float>(*device, {kRows, kHidden}, numbers(kRows * kHidden, 4));
+    };
+    tape.backward({{"a", ones()}, {"b", ones()}}, {.delay_weight_gradients = delayed});
+    tape.run_weight_gradients();
+    CHECK(computed == (drops ? 1 : 0));
+    return std::vector{tape.input_gradient("x").template to_host<float>(),
+                       store.gradient(w1).template to_host<float>(),
+                       store.gradient(w2).template to_host<float>()};
+  };
+  for (const bool delayed : {false, true}) CHECK((run(true, delayed) == run(false, delayed)));
+}
+
+TEST_CASE_TEMPLATE(
     "what nothing depends on gets a zero gradient and still accounts for its parameters; inference records "
     "nothing",
     D, EVERY_DEVICE) {

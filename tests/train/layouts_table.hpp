@@ -13,7 +13,8 @@ struct Layout {
 // SP needs TP; ZeRO 1, 2, 3 are optim, optim_grads, optim_grads_params.
 #define SHARD "ddp.data_parallel_sharding_strategy="
 #define FULL "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1"
-#define UP_PROJECTIONS "model.recompute_granularity=selective model.recompute_modules=[mla_up_proj]"
+#define RECOMPUTE(modules) "model.recompute_granularity=selective model.recompute_modules=[" modules "]"
+#define UP_PROJECTIONS RECOMPUTE("mla_up_proj")
 #define DROP "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 #define BF16 "mixed_precision=bf16_mixed"
 #define BF16_GRADIENTS BF16 " optimizer.use_precision_aware_optimizer=true optimizer.main_grads_dtype=bf16"
@@ -170,7 +171,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe", "dist.pp=2 " FULL},
     {2, false, "moe", "dist.cp=2"},
     {3, false, "moe", SHARD "optim_grads ddp.bucket_size=2000 " DROP},
-    {2, false, "moe", "model.recompute_granularity=selective model.recompute_modules=[moe,mlp]"},
+    {2, false, "moe", RECOMPUTE("moe,mlp")},
     {2, false, "moe", SHARD "optim_grads_params " BF16},
     {4, true, "moe", "dist.pp=2 dist.vpp=2 " SHARD "optim_grads"},
     {4, false, "moe", "dist.tp=2 dist.sp=true dist.etp=1 " SHARD "optim_grads_params " FULL},
@@ -344,6 +345,17 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "latent", "dist.tp=2 dist.sp=true" SIMULATED},
     {2, false, "latent_lite", "dist.cp=2" STAND_IN},
     {8, false, "latent", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
+    // Recomputed outputs of norms and of the activation in experts, and a recomputed shared expert.
+    {2, true, "llama", "dist.tp=2 dist.sp=true " RECOMPUTE("layernorm")},
+    {2, false, "gpt", "dist.pp=2 " DROP " " ZB_H1 RECOMPUTE("layernorm,mlp")},
+    {2, false, "lora", SHARD "optim_grads_params " RECOMPUTE("layernorm")},
+    {2, false, "llama", "dist.cp=2 " BF16 " " RECOMPUTE("layernorm")},
+    {2, false, "llama", "dist.pp=2 " RECOMPUTE("layernorm") STAND_IN OFFLOAD("1")},
+    {2, true, "moe_four", EP("2") RECOMPUTE("moe_act,shared_experts")},
+    {2, false, "moe", "dist.pp=2 " ZB_V RECOMPUTE("layernorm,moe_act,shared_experts")},
+    {2, false, "moe_lora", EXCHANGED("2") RECOMPUTE("moe_act")},
+    {4, false, "moe_four", EXCHANGED("2") "dist.tp=2 dist.sp=true " BF16 " " RECOMPUTE("layernorm,moe_act")},
+    {4, false, "latent", "dist.tp=2 dist.cp=2 dist.sp=true " RECOMPUTE("layernorm,mla_up_proj")},
     // Multi-token prediction: shifted inputs, a copy of the embedding on the last stage, layers with experts.
     {2, true, "gpt_mtp", "dist.tp=2"},
     {2, false, "gpt_mtp", "dist.tp=2 dist.sp=true " DROP},
@@ -361,7 +373,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "llama_mtp", SHARD "optim_grads " FULL},
     {2, true, "gpt_mtp",
      SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
-    {2, false, "llama_mtp", "model.recompute_granularity=selective model.recompute_modules=[mlp]"},
+    {2, false, "llama_mtp", RECOMPUTE("mlp")},
     {2, false, "llama_mtp", "dist.tp=2 dist.sp=true " BF16},
     {2, false, "gpt_mtp", "dist.pp=2 " FP16},
     {2, false, "llama_mtp", "dist.tp=2 " FP8("tensorwise")},
@@ -370,7 +382,7 @@ inline constexpr Layout kLayouts[] = {
     {2, true, "moe_mtp", EP("2")},
     {2, false, "moe_mtp", EXCHANGED("2") FULL},
     {2, false, "moe_mtp", "dist.tp=2 dist.sp=true"},
-    {2, false, "moe_mtp", "dist.pp=2 model.recompute_granularity=selective model.recompute_modules=[moe]"},
+    {2, false, "moe_mtp", "dist.pp=2 " RECOMPUTE("moe")},
     {2, false, "moe_mtp", "dist.cp=2"},
     {3, false, "gpt_mtp", SHARD "optim_grads ddp.bucket_size=2000"},
     {4, true, "gpt_mtp", "dist.tp=2 dist.pp=2 dist.sp=true"},

@@ -39,14 +39,6 @@ bool has_layer_norm(const Config& c) {
   return c.model.normalization == Normalization::layer_norm;
 }
 
-// The modules whose recomputation the layers know; attention never keeps its scores.
-bool names_other_modules(const Value& v) {
-  for (const Value& module : v.items)
-    if (module.text != "core_attn" && module.text != "mlp" && module.text != "moe" &&
-        module.text != "mla_up_proj")
-      return true;
-  return false;
-}
 bool above_64(const Value& v) {
   return !v.is_null() && v.integer > 64;
 }
@@ -369,11 +361,7 @@ void recompute_fields(Section<ModelConfig>& s) {
       .doc("modules that selective recomputation recomputes")
       .scalar_ok()
       .effect(Effect::memory)
-      .used_when<Config>(set, recomputes)
-      .unsupported(
-          "recomputation of modules other than core_attn, mlp, moe and mla_up_proj; "
-          "model.recompute_granularity=full covers the norms",
-          names_other_modules);
+      .used_when<Config>(set, recomputes);
   s.field("distribute_saved_activations", &M::distribute_saved_activations)
       .doc("shard the saved inputs of full recomputation over the tensor-parallel ranks")
       .effect(Effect::memory)

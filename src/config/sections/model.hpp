@@ -115,11 +115,11 @@ template <>
 struct EnumNames<RecomputeModule> {
   static constexpr EnumEntry<RecomputeModule> list[] = {
       {RecomputeModule::core_attn, "core_attn", "scores, softmax and weighted sum"},
-      {RecomputeModule::layernorm, "layernorm", "both norms of a layer"},
+      {RecomputeModule::layernorm, "layernorm", "the norms of the inputs of attention and MLP or experts"},
       {RecomputeModule::mlp, "mlp", "the dense feed-forward network"},
       {RecomputeModule::moe, "moe", "router and experts"},
-      {RecomputeModule::moe_act, "moe_act", "activation inside the experts"},
-      {RecomputeModule::shared_experts, "shared_experts", "the shared experts"},
+      {RecomputeModule::moe_act, "moe_act", "the activation inside the experts"},
+      {RecomputeModule::shared_experts, "shared_experts", "the shared expert"},
       {RecomputeModule::mla_up_proj, "mla_up_proj",
        "up-projections of latent attention, RoPE, and the attention that reads them"},
   };

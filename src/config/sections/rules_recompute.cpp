@@ -88,7 +88,7 @@ RULE("R0804", recomputed_modules_once, "recompute_modules names each module once
 
 RULE("R0805", recomputed_modules_exist, "recompute_modules names modules of this model",
      "model.recompute_modules", "model.num_moe_experts", "model.moe_layer_freq",
-     "model.moe_first_dense_layers", "model.multi_latent_attention") {
+     "model.moe_first_dense_layers", "model.multi_latent_attention", "model.norm_placement") {
   const auto refuse = [&](RecomputeModule module, const char* why) {
     report.error("`model.recompute_modules` names " + std::string(enum_name(module)) + ", but " + why)
         .help("leave it out of model.recompute_modules");
@@ -108,6 +108,27 @@ RULE("R0805", recomputed_modules_exist, "recompute_modules names modules of this
     refuse(RecomputeModule::mlp, "every layer has experts; their module is moe");
   if (recomputes(c, RecomputeModule::mla_up_proj) && !c.model.multi_latent_attention)
     refuse(RecomputeModule::mla_up_proj, "`model.multi_latent_attention` is false");
+  if (recomputes(c, RecomputeModule::layernorm) && c.model.norm_placement == NormPlacement::output)
+    refuse(RecomputeModule::layernorm, "`model.norm_placement` is output: no norm is before a module");
+}
+
+RULE("R0810", recomputed_modules_save_memory,
+     "recompute_modules names no module within moe beside it, and norms only of GEMMs above 8 bits",
+     "model.recompute_modules", "mixed_precision.fp8", "mixed_precision.fp4") {
+  if (recomputes(c, RecomputeModule::moe))
+    for (const RecomputeModule module : {RecomputeModule::moe_act, RecomputeModule::shared_experts})
+      if (recomputes(c, module))
+        report
+            .warning("`model.recompute_modules` names " + std::string(enum_name(module)) +
+                     " beside moe, which recomputes it too: it is computed three times and saves nothing")
+            .help("leave it out of model.recompute_modules");
+  if (recomputes(c, RecomputeModule::layernorm) && (c.mixed_precision.fp8 || c.mixed_precision.fp4))
+    report
+        .warning(
+            "`model.recompute_modules` names layernorm, which saves nothing where the GEMMs after it are in "
+            "8 "
+            "or 4 bits: their codes of its output are saved")
+        .help("leave it out of model.recompute_modules");
 }
 
 RULE("R0806", saved_activations_distribute,
