@@ -41,6 +41,11 @@ std::string dataset_prefix(std::string name) {
 
 DatasetReport inspect(const std::string& prefix, const InspectOptions& options) {
   const std::string name = dataset_prefix(prefix);
+  std::error_code unknown;
+  if (std::filesystem::is_regular_file(name, unknown) && !std::filesystem::exists(name + ".idx", unknown))
+    fail(ErrorCode::failed,
+         "`" + name + "` is a file, not the prefix of a dataset (PREFIX.bin and PREFIX.idx)",
+         "text becomes a dataset by `capstan data prepare " + name + "`; fine-tuning data are FILE.jsonl");
   TokenizerCheck tokenizer(options.tokenizer, options.tokenizer_name, 0);
   const IndexedDataset dataset(name, tokenizer.token_limit());
   tokenizer.check(dataset);

@@ -226,6 +226,7 @@ std::string left_out(const SftCounts& counts) {
   if (counts.truncated_answers > 0)
     text += " (" + with_separators(counts.truncated_answers) + " of them by truncation to model.seq_length)";
   add(counts.bad, counts.bad == 1 ? "bad line skipped" : "bad lines skipped");
+  if (counts.of_all_splits && !text.empty()) text += " (in all splits)";
   return text;
 }
 
@@ -290,6 +291,7 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
     // The token count is that of this split; dropped samples are reported once, for all files.
     SftCounts own = split == 0 ? counts : SftCounts{};
     own.samples = end - begin, own.tokens = own.loss_tokens = 0;
+    own.of_all_splits = own.samples < samples->count();
     for (int64_t i = begin; i < end; ++i) {
       const auto tokens = samples->tokens(i);
       own.tokens += static_cast<int64_t>(tokens.size());

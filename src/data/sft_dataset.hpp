@@ -57,6 +57,8 @@ struct SftCounts {
   int64_t records = 0;
   // Samples that are kept.
   int64_t samples = 0;
+  // The counts below, but for tokens, are those of files that are divided into several splits.
+  bool of_all_splits = false;
   // Lines that are no sample.
   int64_t bad = 0;
   // Samples that were truncated.

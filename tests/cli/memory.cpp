@@ -241,7 +241,8 @@ TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds
   }
 }
 
-TEST_CASE("resident memory of a rank is what the estimate says") {
+TEST_CASE("resident memory of a rank is what the estimate says" * doctest::test_suite("ranks") *
+          doctest::skip()) {
   const ScratchDirectory scratch;
   const Words words = recipe({"dist.tensor_model_parallel_size=2", "dist.sequence_parallel=true",
                               "model.vocab_size=32768", "model.hidden_size=768"});
@@ -251,7 +252,8 @@ TEST_CASE("resident memory of a rank is what the estimate says") {
   check_resident(trained.resident_mib, estimated);
 }
 
-TEST_CASE("check, show --step and train refuse alike what a limit does not allow") {
+TEST_CASE("check, show --step and train refuse alike what a limit does not allow" *
+          doctest::test_suite("ranks") * doctest::skip()) {
   const ScratchDirectory scratch;
   const auto refusal = [](const std::string& text) {
     const size_t at = text.find("error: a step needs ");

@@ -44,6 +44,13 @@ TEST_CASE("counts, lengths and samples of a dataset") {
   CHECK(json["samples"][0]["ids"].size() == 3);
 }
 
+TEST_CASE("a text file is told from the prefix of a dataset") {
+  const TempDirectory directory;
+  write_text(directory / "corpus.txt", "some text\n");
+  const std::string error = error_of([&] { inspect(directory / "corpus.txt", {}); });
+  CHECK(error.find("corpus.txt` is a file, not the prefix of a dataset") != std::string::npos);
+}
+
 TEST_CASE("an empty dataset can be looked at, a damaged one is refused") {
   const TempDirectory directory;
   write_dataset(directory / "none", {});

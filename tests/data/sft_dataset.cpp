@@ -237,6 +237,10 @@ TEST_CASE("long samples are truncated or dropped, and counted") {
   CHECK(
       truncated->warnings()[0].starts_with("1 sample has no loss tokens and was left out (1 by truncation: "
                                            "a larger model.seq_length keeps the answers):\n"));
+  // The same two samples in two splits: the counts are those of both.
+  SftOptions divided = options;
+  divided.split = "1,1,0";
+  CHECK(build_sft_datasets(divided)[0]->summary().ends_with("model.seq_length) (in all splits)"));
   options.truncate = false;
   const auto dropped = build_sft_datasets(options)[0];
   CHECK(dropped->counts().samples == 1);

@@ -152,7 +152,6 @@ void model() {
   changes("model.recompute_method", "block", with(deep, {"model.recompute_num_layers=1"}), View::memory);
   changes("model.recompute_num_layers", "4", deep, View::memory);
   changes("model.recompute_modules", "[mlp]", {"model.recompute_granularity=selective"}, View::memory);
-  changes("model.recompute_modules", "[layernorm]", {"model.recompute_granularity=selective"}, View::memory);
   refused("model.distribute_saved_activations", "true",
           {"model.recompute_granularity=full", "dist.world_size=2", "dist.tp=2"});
   const Overrides offload = {"model.num_layers=4", "model.cpu_offloading_num_layers=1",

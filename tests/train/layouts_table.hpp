@@ -345,6 +345,18 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "latent", "dist.tp=2 dist.sp=true" SIMULATED},
     {2, false, "latent_lite", "dist.cp=2" STAND_IN},
     {8, false, "latent", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
+    // Every kind of adapter with every kind of layout that the rows above leave out.
+    {2, false, "canonical_dora", "dist.pp=2 dist.vpp=2"},
+    {2, false, "moe_lora", EP("2") "dist.cp=2 dist.cp_comm_type=all_gather"},
+    {2, false, "moe_lora", EXCHANGED("2") "dist.cp=2 dist.cp_comm_type=a2a"},
+    {2, false, "latent_lora", "dist.cp=2"},
+    {2, false, "latent_lora", "dist.cp=2 dist.cp_comm_type=all_gather"},
+    {2, false, "latent_lora", "dist.pp=2 dist.vpp=2"},
+    {2, false, "latent_dora", "dist.cp=2 dist.cp_comm_type=a2a"},
+    {2, false, "latent_dora", "dist.pp=2 dist.vpp=2"},
+    {4, false, "moe_lora", EP("2") HYBRID SHARD "optim_grads_params"},
+    {4, false, "latent_lora", HYBRID SHARD "optim_grads_params"},
+    {4, false, "latent_dora", HYBRID SHARD "optim ddp.outer_dp_sharding_strategy=optim"},
     // Recomputed outputs of norms and of the activation in experts, and a recomputed shared expert.
     {2, true, "llama", "dist.tp=2 dist.sp=true " RECOMPUTE("layernorm")},
     {2, false, "gpt", "dist.pp=2 " DROP " " ZB_H1 RECOMPUTE("layernorm,mlp")},

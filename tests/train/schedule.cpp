@@ -240,6 +240,19 @@ TEST_CASE("a resume refuses the fields that say where a run begins, and keeps th
   CHECK(losses("again") == losses("full"));
 }
 
+TEST_CASE("the schedule of a run in samples is told in samples, by its own fields") {
+  Bench b;
+  b.train("a", Resume::no, {"train.train_iters=null", "train.train_samples=44"});
+  b.train("a", Resume::existing, {"train.train_iters=null", "train.train_samples=60"});
+  CHECK(holds(b.said.all,
+              "schedule of the checkpoint: cosine, learning rate 0.01 to 0.001, warm-up 9 samples, decay 44 "
+              "samples"));
+  CHECK(holds(b.said.all,
+              "schedule kept: scheduler.lr_decay_samples: the checkpoint's 44 samples, not 60 samples"));
+  CHECK(holds(b.said.all,
+              "schedule kept: scheduler.lr_warmup_samples: the checkpoint's 9 samples, not 12 samples"));
+}
+
 TEST_CASE("a decay that is given and overruled is said to be overruled") {
   Bench b;
   b.train("a", Resume::no, {});

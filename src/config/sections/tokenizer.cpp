@@ -4,7 +4,8 @@ namespace capstan::config {
 
 void describe(Section<TokenizerConfig>& s) {
   using T = TokenizerConfig;
-  s.doc("tokenizer of the data, stored with every checkpoint").variants("tokenizer_type");
+  s.doc("tokenizer of the data, stored with every checkpoint; random tokens (dataset=mock) have none")
+      .variants("tokenizer_type");
   s.field("tokenizer_type", &T::tokenizer_type).doc("type of tokenizer").effect(Effect::io).alias("type");
   s.field("tokenizer_model", &T::tokenizer_model)
       .doc("path of a tokenizer.json or of a SentencePiece .model file")

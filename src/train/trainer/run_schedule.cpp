@@ -27,6 +27,15 @@ std::string steps_text(int64_t samples, int64_t batch) {
   return std::to_string(samples / batch) + (samples == batch ? " step" : " steps");
 }
 
+// The batch by which messages divide lengths: 0, for samples, where one of them is not a number of steps.
+int64_t batch_of_lengths(const RunSchedule& schedule, const config::BatchRamp& ramp) {
+  const int64_t batch = constant_batch(ramp);
+  const optim::ScheduleOptions& o = schedule.options;
+  const bool steps = batch > 0 && o.warmup_samples % batch == 0 && o.decay_samples % batch == 0 &&
+                     o.wsd_decay_samples % batch == 0 && o.weight_decay_samples % batch == 0;
+  return steps ? batch : 0;
+}
+
 std::string number_text(const std::optional<double>& value) {
   return value ? to_text(*value) : "null";
 }
@@ -34,12 +43,18 @@ std::string number_text(const std::optional<double>& value) {
 // A value of the schedule, and the fields of a recipe that decide it. Two values are the same where their
 // texts are.
 struct ScheduleValue {
-  // Fields of a recipe that decide the value. The first one is its name in messages.
+  // Fields of a recipe that decide the value.
   std::vector<std::string_view> fields;
   // Field that gives the value as a fraction of the decay length; empty: there is none.
   std::string_view fraction_field;
   std::string (*text)(const RunSchedule&, int64_t batch);
   void (*copy)(const RunSchedule& from, RunSchedule& to);
+  // In messages: the first field, or in a run whose length is in samples the one in samples.
+  std::string_view name(bool in_samples) const {
+    const auto found =
+        std::ranges::find_if(fields, [&](std::string_view f) { return f.ends_with("_samples"); });
+    return in_samples && found != fields.end() ? *found : fields.front();
+  }
 };
 
 const ScheduleValue kValues[] = {
@@ -284,7 +299,7 @@ RunSchedule parse_schedule(const std::string& text, const std::string& location)
 }
 
 std::string summary(const RunSchedule& schedule, const config::BatchRamp& ramp) {
-  const int64_t batch = constant_batch(ramp);
+  const int64_t batch = batch_of_lengths(schedule, ramp);
   const optim::ScheduleOptions& o = schedule.options;
   std::string text = std::string(enum_name(o.style)) + ", learning rate " + to_text(o.max_lr);
   const bool decays = o.style != config::LrDecayStyle::constant;
@@ -338,7 +353,9 @@ std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& f
 
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
                                const config::Config& config) {
-  const int64_t batch = constant_batch(config::BatchRamp(config.train));
+  const config::BatchRamp ramp(config.train);
+  const int64_t batch = constant_batch(ramp),
+                shown = std::min(batch_of_lengths(stored, ramp), batch_of_lengths(now, ramp));
   const config::SchedulerConfig& s = config.scheduler;
   ScheduleChoice choice;
   choice.schedule = s.override_opt_param_scheduler ? now : stored;
@@ -360,9 +377,9 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
   };
   for (const ScheduleValue& value : kValues) {
     if (is_idle(value, stored) && is_idle(value, now)) continue;
-    const std::string before = value.text(stored, batch), after = value.text(now, batch);
+    const std::string before = value.text(stored, shown), after = value.text(now, shown);
     if (before == after) continue;
-    const std::string name(value.fields.front());
+    const std::string name(value.name(config.train.train_samples || config.train.epochs));
     if (s.override_opt_param_scheduler) {
       choice.fields_taken.push_back(name + ": " + before + " -> " + after);
       continue;
@@ -396,7 +413,7 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
           length;
     }
     choice.fields_taken.push_back(std::string(cause == value.fields.end() ? value.fraction_field : *cause) +
-                                  ": " + before + " -> " + value.text(choice.schedule, batch));
+                                  ": " + before + " -> " + value.text(choice.schedule, shown));
     std::erase_if(remembered, [&](const std::string& field) {
       return std::find(value.fields.begin(), value.fields.end(), field) != value.fields.end();
     });
