@@ -3,7 +3,7 @@
 the results are reported to Optuna.
 
     pip install optuna
-    capstan sweep plan quickstart dataset=mock tokenizer=none optimizer.min_lr=1e-6 train.train_iters=30 \\
+    capstan sweep plan quickstart dataset=mock optimizer.min_lr=1e-6 train.train_iters=30 \\
         optimizer.lr=1e-3,1e-2 --out sweeps/search
     examples/optuna_sweep.py sweeps/search --trials 10
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
 #include "base/json.hpp"
@@ -405,6 +407,39 @@ TEST_CASE("the table of state in 16 bits in docs/performance.md is what the comm
     ++compared;
   }
   CHECK(compared == 5);
+}
+
+TEST_CASE("the tables of layouts in the docs are what their commands print") {
+  const ScratchDirectory scratch;
+  const std::string docs = std::string(kSourceDirectory) + "/docs/";
+  std::istringstream page(read_text(docs + "choosing-a-layout.md"));
+  std::string line;
+  const std::string begin = "    capstan show llama3-8b --ranks 8 --step ";
+  while (std::getline(page, line) && !line.starts_with(begin)) continue;
+  const Words command = cells_of(line.substr(std::string("    capstan ").size()), " ");
+  size_t compared = 0;
+  while (std::getline(page, line) && !line.starts_with("#")) {
+    const Words cells = cells_of(line, "|");
+    if (cells.size() != 3 || !cells[0].starts_with('`')) continue;
+    Words words = command;
+    for (const std::string& field : cells_of(cells[0].substr(1, cells[0].size() - 2), " "))
+      words.push_back(field);
+    const Finished shown = run_in(scratch, words);
+    REQUIRE_MESSAGE(shown.code == 0, shown.err);
+    CHECK_MESSAGE(contains(shown.out, "largest: rank 0: " + cells[1] + ", sends " + cells[2] + " ("), line);
+    ++compared;
+  }
+  CHECK(compared == 9);
+
+  const std::string printed = (std::filesystem::path(scratch.path()) / "table").string(),
+                    script = "cd '" + std::string(kSourceDirectory) + "' && CAPSTAN='" +
+                             std::string(kBinaryDirectory) + "/capstan' ";
+  const std::string text = read_text(docs + "parallelism.md");
+  const size_t at = text.find("bench/layouts.sh gpt2-124m");
+  REQUIRE(at != std::string::npos);
+  REQUIRE(std::system((script + text.substr(at, text.find('`', at) - at) + " >'" + printed + "'").c_str()) ==
+          0);
+  CHECK(contains(text, read_text(printed)));
 }
 
 TEST_CASE("the recipes fit the GPUs that they are made for") {
