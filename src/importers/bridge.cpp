@@ -141,14 +141,6 @@ void section_class(Reader& r, const SourceItem& item) {
   }
 }
 
-void moe_layer_freq(Reader& r, const SourceItem& item) {
-  if (item.value->kind == Node::Kind::scalar)
-    r.draft.set_if_other("model.moe_layer_freq", *item.value, item.from);
-  else
-    r.draft.omit(item.from, *item.value, OmissionReason::to_fill_in,
-                 "a list of layers: see model.moe_layer_freq and model.moe_first_dense_layers");
-}
-
 void window_size(Reader& r, const SourceItem& item) {
   // Megatron's window counts the tokens before and after the query; Capstan's includes the query itself.
   const Node& value = *item.value;
@@ -189,7 +181,7 @@ constexpr Rule kTable[] = {
     call("model.activation_func", activation),
     deferred("model.bias_activation_fusion model.moe_aux_loss_coeff model.seq_length"),
     call("model.window_size", window_size),
-    call("model.moe_layer_freq", moe_layer_freq),
+    call("model.moe_layer_freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
     call("model.moe_router_dtype", router_format),
     call("model.cp_comm_type", cp_comm_type),
     deferred("model.hf_model_id"),

@@ -101,6 +101,7 @@ constexpr Rule kTable[] = {
                    "false"),
     call("--window-size", window_size, "model.window_size"),
     copy("--num-experts", "model.num_moe_experts"),
+    call("--moe-layer-freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
     deferred("--moe-aux-loss-coeff", "model.moe_aux_loss_coeff"),
     unsupported("--init-method-xavier-uniform",
                 "Xavier initialization; weights are initialized from a normal distribution"),

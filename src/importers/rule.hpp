@@ -177,6 +177,10 @@ void take_tf32(Reader& reader, bool computes_in_fp32);
 void take_balance_coefficient(Reader& reader, std::string_view key,
                               std::optional<int64_t> data_parallel_size);
 
+// Takes Megatron's moe_layer_freq: an integer, or a list with 1 for the layers with experts, which may be a
+// Python expression: "([0]*3+[1]*58)".
+void take_moe_layers(Reader& reader, const SourceItem& item);
+
 // True for null, false, "", [] and {}.
 bool is_off(const config::Node& node);
 // Parses true, false and their synonyms.

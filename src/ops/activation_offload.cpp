@@ -93,16 +93,26 @@ ActivationOffload::~ActivationOffload() {
       }
 }
 
+// The smallest free buffer that is large enough. Otherwise the largest free one gives way to a larger one:
+// layers with experts save another number of rows each time, and buffers of all sizes would gather.
 size_t ActivationOffload::take_buffer(int64_t bytes) {
-  size_t best = buffers_.size();
+  const auto none = buffers_.size();
+  size_t best = none, largest = none;
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    const HostBuffer& buffer = buffers_[i];
-    if (buffer.used || buffer.memory.bytes() < bytes) continue;
-    if (best == buffers_.size() || buffer.memory.bytes() < buffers_[best].memory.bytes()) best = i;
+    if (buffers_[i].used) continue;
+    const int64_t size = buffers_[i].memory.bytes();
+    if (size >= bytes && (best == none || size < buffers_[best].memory.bytes())) best = i;
+    if (largest == none || size > buffers_[largest].memory.bytes()) largest = i;
   }
-  if (best == buffers_.size()) {
+  if (best == none) {
     CategoryScope scope(MemoryCategory::activations);
-    buffers_.push_back({.memory = PinnedBuffer(device_, bytes)});
+    best = largest;
+    if (best == none) buffers_.emplace_back();
+    HostBuffer& buffer = buffers_[best];
+    for (Event* const last : {buffer.written.get(), buffer.read.get()})
+      if (last) last->wait();
+    buffer = {};
+    buffer.memory = PinnedBuffer(device_, bytes);
   }
   buffers_[best].used = true;
   return best;

@@ -8,7 +8,7 @@
 //
 // Copies overlap with the computation of the next layer; the compute queue waits for a copy one layer later,
 // so that the device holds the saved tensors of at most two offloaded layers in each direction. The host
-// never waits.
+// waits only where a layer saves more than each one before it: for a buffer that a larger one replaces.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ class ActivationOffload {
     std::shared_ptr<Event> written, read;
     bool used = false;
   };
-  // The index of a free buffer of at least this size.
+  // The index of a buffer of at least this size, for one layer and micro-batch.
   size_t take_buffer(int64_t bytes);
 
   Device& device_;

@@ -99,6 +99,28 @@ TEST_CASE("megatron: a router in fp64 is taken with a warning, because GPUs refu
   CHECK(std::ranges::count(file.resolution.diagnostics, "R0722", &config::Diagnostic::code) == 1);
 }
 
+TEST_CASE("megatron: a list of layers with experts is taken where two fields say the same") {
+  const auto layers = [](const std::string& list) {
+    return command("--num-layers 6 --num-experts 8 --moe-layer-freq '" + list + "'");
+  };
+  for (const std::string same :
+       {"([0]*2+[1]*4)", "[0,0]+[1]*2*2", "[0, 0, 1, 1, 1, 1]", "(([0]+[0]) + [1]*4)"}) {
+    CAPTURE(same);
+    const Imported file = layers(same);
+    CHECK(value_of(file, "model.moe_first_dense_layers") == "2");
+    CHECK_FALSE(omitted(file, "--moe-layer-freq"));
+  }
+  CHECK(value_of(layers("2"), "model.moe_layer_freq") == "2");
+  CHECK(value_of(layers("[1,0]*3"), "model.moe_layer_freq") == "2");
+  CHECK(omitted_as(layers("[1]*6"), "--moe-layer-freq", OmissionReason::off));
+  CHECK(omitted_as(layers("[0,1]*3"), "--moe-layer-freq", OmissionReason::unsupported));
+  for (const std::string bad :
+       {"[0]*2+", "[2]*6", "([0]*2", "[1]*99999999999999999999", "[f(x) for x in y]"}) {
+    CAPTURE(bad);
+    CHECK(omitted_as(layers(bad), "--moe-layer-freq", OmissionReason::to_fill_in));
+  }
+}
+
 TEST_CASE("megatron: nothing is dropped silently") {
   const Imported odd =
       command("--hidden-dropot 0.1 --lr 2e-3 stray --micro-batch-size many --wandb-project x");

@@ -12,11 +12,13 @@
 #include <limits>
 #include <map>
 
+#include "base/file.hpp"
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
 #include "config/resolve/resolve.hpp"
 #include "data/indexed_writer.hpp"
+#include "formats/convert.hpp"
 #include "support/paths.hpp"
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
@@ -187,8 +189,13 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   run.checkpoint = save_state(on, plan, runner.state(), runner.store(), runner.optimizer());
   // Buffers of micro-batches, of transfers and of the save.
   const MemoryUse pinned = runner.device().memory(MemoryKind::host);
-  CHECK(pinned.total() == estimate.host_memory.total());
-  CHECK(pinned.peak_by_category == estimate.host_memory.peak_by_category);
+  if (tolerance == kTolerance) {
+    CHECK(pinned.total() == estimate.host_memory.total());
+    CHECK(pinned.peak_by_category == estimate.host_memory.peak_by_category);
+  } else {
+    CHECK(std::abs(static_cast<double>(pinned.total() - estimate.host_memory.total())) <=
+          tolerance * static_cast<double>(estimate.host_memory.total()));
+  }
   return run;
 }
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -225,6 +232,9 @@ bool rounds_below_fp32(const std::string& recipe, const std::string& overrides) 
          overrides.find(FP16) != std::string::npos;
 }
 
+// Of a row of the matrix: its own, or bf16 in place of fp32.
+enum class Precision : uint8_t { own, bf16_column };
+
 // How far layouts may be apart: sums in another order, which bf16 operands round to.
 struct Apart {
   double loss, norm, parameters, moments;
@@ -235,7 +245,13 @@ struct Apart {
   // FP4, whose gradients are rounded stochastically: second moments are compared by their roots, by which
   // Adam divides and whose error is that of a gradient.
   bool roots = false;
-  Apart(const std::string& recipe, const std::string& overrides) {
+  // Losses and gradient norms alone.
+  bool tensors = true;
+  Apart(const std::string& recipe, const std::string& overrides, Precision precision) {
+    if (precision == Precision::bf16_column) {
+      loss = 2e-2, norm = 0.1, parameters = moments = 0, tensors = false;
+      return;
+    }
     const bool bf16 = rounds_below_fp32(recipe, overrides);
     loss = bf16 ? 2e-3 : 1e-5, norm = bf16 ? 2e-2 : 1e-4;
     parameters = bf16 ? 1e-2 : 1e-5, moments = bf16 ? 5e-2 : 1e-3;
@@ -256,7 +272,8 @@ struct Apart {
   }
 };
 
-void check_layout(const std::string& recipe, const std::string& overrides, int64_t steps, bool twice) {
+void check_layout(const std::string& recipe, const std::string& overrides, int64_t steps, bool twice,
+                  Precision precision = Precision::own) {
   INFO(recipe, " on ", world().size(), " ranks: ", overrides);
   const config::Config config = resolve(recipe, overrides, world().size());
   static int number = 0;
@@ -269,14 +286,15 @@ void check_layout(const std::string& recipe, const std::string& overrides, int64
   }
   if (world().rank() == 0) {
     const Run& expected = single_rank(recipe, overrides, steps);
-    const Apart allowed(recipe, overrides);
+    const Apart allowed(recipe, overrides, precision);
     REQUIRE(got.trace.size() == expected.trace.size());
     for (size_t i = 0; i < got.trace.size(); ++i) {
       INFO("step ", i / 2 + 1, std::string(i % 2 ? ": gradient norm" : ": loss"));
       REQUIRE(got.trace[i] ==
               doctest::Approx(expected.trace[i]).epsilon(i % 2 ? allowed.norm : allowed.loss));
     }
-    const Tensors theirs = read_all(expected.checkpoint), ours = read_all(got.checkpoint);
+    Tensors theirs, ours;
+    if (allowed.tensors) theirs = read_all(expected.checkpoint), ours = read_all(got.checkpoint);
     REQUIRE(ours.size() == theirs.size());
     std::vector<double> relative;
     for (const auto& [tensor, values] : theirs) {
@@ -327,6 +345,24 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
   }
 }
 
+// Whether a row computes in fp32 on the CPU, and can compute in bf16.
+bool has_bf16_column(const Layout& layout) {
+  const std::string row = std::string(layout.recipe) + " " + layout.overrides;
+  return row.find("mixed_precision") == std::string::npos && row.find("device=") == std::string::npos &&
+         !row.starts_with("moments") && !row.starts_with("qlora");
+}
+
+TEST_CASE("half of the rows in fp32 give the same losses in bf16") {
+  int number = 0;
+  for (const Layout& layout : kLayouts) {
+    if (!has_bf16_column(layout) || number++ % 2 == 0) continue;
+    if (layout.ranks != world().size() || !kAll || test::kSanitized) continue;
+    std::string overrides = std::string(layout.overrides) + " " BF16;
+    if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
+    check_layout(layout.recipe, overrides, 4, false, Precision::bf16_column);
+  }
+}
+
 TEST_CASE("random legal layouts") {
   if (world().size() == 1) return;
   PhiloxSequence random(philox_key(static_cast<uint64_t>(world().size()), purpose::test, 77));
@@ -374,6 +410,7 @@ TEST_CASE(
   };
   const std::vector<Layout> of_experts{
       {1, true, "", ""},
+      {2, false, "", "dist.tp=2"},
       {2, true, "", EXCHANGED("2")},
       {4, true, "", EP("4") SHARD "optim"},
       {4, true, "", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
@@ -382,8 +419,9 @@ TEST_CASE(
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
   for (const std::string recipe : {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8",
-                                   "moe_bias", "moe_lora", "gpt_mtp"}) {
-    const std::vector<Layout>& layouts = recipe == "moe_lora" ? of_experts : of_dense_layers;
+                                   "moe_bias", "moe_four", "moe_lora", "gpt_mtp"}) {
+    const std::vector<Layout>& layouts =
+        recipe == "moe_lora" || recipe == "moe_four" ? of_experts : of_dense_layers;
     // Beside weights that the checkpoint does not hold.
     const bool adapters = recipe == "dora" || recipe == "moe_lora";
     // Blocks of fp8 moments begin where a rank's elements do: another layout rounds again.
@@ -444,6 +482,61 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "a checkpoint of eight expert-parallel ranks loads into two, into one and into tensor-parallel ranks, "
+    "and "
+    "is exported as the same files by all of them") {
+  if (world().size() != 8) return;
+  const auto alone = comm::World::single_process();
+  capstan::test::PartWorld pair(world(), world().rank() / 2);
+  const fs::path root = scratch() / "experts";
+  const auto save = [&](comm::World& members, StepRunner& runner, const fs::path& to) {
+    SavePlan plan;
+    plan.root = to;
+    if (members.rank() == 0) fs::create_directories(plan.root);
+    members.communicator().barrier();
+    return save_state(members, plan, runner.state(), runner.store(), runner.optimizer());
+  };
+  const auto files_of = [&](const fs::path& checkpoint, const config::ModelConfig& model,
+                            const std::string& to) {
+    auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Verification::content);
+    formats::write_hf({&reader, model, {}}, root / to);
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(root / to))
+      files[entry.path().filename().string()] = read_file(entry.path());
+    return files;
+  };
+  fs::path checkpoint;
+  {
+    const config::Config config =
+        resolve("moe_eight", EXCHANGED("8") SHARD "optim " + std::string(kBatchOfEight), 8);
+    StepRunner runner(config, world());
+    runner.initialize();
+    test::run_until(runner, config, 2);
+    checkpoint = save(world(), runner, root / "eight");
+  }
+  if (world().rank() > 1) return world().communicator().barrier();
+  const Tensors saved = read_all(checkpoint);
+  const std::vector<std::pair<int, std::string>> layouts{
+      {2, EXCHANGED("2")}, {1, ""}, {2, "dist.tp=2 dist.sp=true"}};
+  for (const auto& [ranks, overrides] : layouts) {
+    if (world().rank() >= ranks) continue;
+    CAPTURE(overrides);
+    comm::World& members = ranks == 1 ? *alone : static_cast<comm::World&>(pair);
+    const config::Config config = resolve("moe_eight", overrides + " " + kBatchOfEight, ranks);
+    StepRunner runner(config, members);
+    test::load_into(runner, checkpoint);
+    const std::string name = "by" + std::to_string(ranks) + (overrides.starts_with("dist.tp") ? "tp" : "");
+    const fs::path again = save(members, runner, root / name);
+    if (members.rank() > 0) continue;
+    CHECK((read_all(again) == saved));
+    const auto theirs = files_of(checkpoint, config.model, name + "-of-eight");
+    CHECK(theirs.contains("model.safetensors"));
+    CHECK((files_of(again, config.model, name + "-hf") == theirs));
+  }
+  world().communicator().barrier();
+}
+
 TEST_CASE("non-finite values are located under tensor and pipeline parallelism and ZeRO") {
   if (world().size() != 4 && world().size() != 8) return;
   const bool sharded = world().size() == 8;
@@ -479,6 +572,16 @@ TEST_CASE("non-finite values are located under tensor and pipeline parallelism a
   }
 }
 
+TEST_CASE("a third of the matrix is in bf16") {
+  int rows = 0, bf16 = 0, column = 0;
+  for (const Layout& layout : kLayouts) {
+    ++rows;
+    bf16 += std::string(layout.overrides).find(BF16) != std::string::npos;
+    column += has_bf16_column(layout);
+  }
+  CHECK(3 * (bf16 + column / 2) >= rows);
+}
+
 TEST_CASE("the matrix is as large as it says") {
   // Layouts whose " RECIPE OVERRIDES " has both texts: how many there are, and how many fast ones. Update
   // the numbers with the table.
@@ -486,37 +589,37 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 479, 82},
-                                                {"", "dist.tp=", 162, 37},
-                                                {"", "dist.pp=", 149, 24},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 487, 82},
+                                                {"", "dist.tp=", 163, 37},
+                                                {"", "dist.pp=", 152, 24},
                                                 {"", "dist.vpp=", 26, 7},
                                                 {"", ZB_H1, 24, 2},
-                                                {"", ZB_V, 26, 3},
+                                                {"", ZB_V, 27, 3},
                                                 {"", "dist.cp=", 101, 5},
                                                 {"", "dist.cp_comm_type=", 42, 0},
-                                                {"", SHARD "optim ", 51, 13},
+                                                {"", SHARD "optim ", 52, 13},
                                                 {"", SHARD "optim_grads ", 40, 5},
-                                                {"", SHARD "optim_grads_params ", 69, 8},
+                                                {"", SHARD "optim_grads_params ", 70, 8},
                                                 {"", HYBRID, 23, 2},
                                                 {"", "model.recompute_granularity=", 80, 5},
                                                 {"", "mixed_precision=", 68, 14},
                                                 {"", "mixed_precision.fp8=", 15, 4},
-                                                {"", " moe", 128, 22},
-                                                {"", "dispatcher_type=allgather", 43, 11},
-                                                {"", "dispatcher_type=alltoall", 45, 6},
-                                                {"", " latent", 33, 5},
-                                                {"", "_mtp ", 36, 7},
-                                                {STAND_IN, "", 54, 13},
-                                                {STAND_IN, "dist.tp=", 13, 5},
-                                                {STAND_IN, "dist.pp=", 25, 8},
+                                                {"", " moe", 133, 22},
+                                                {"", "dispatcher_type=allgather", 45, 11},
+                                                {"", "dispatcher_type=alltoall", 48, 6},
+                                                {"", " latent", 34, 5},
+                                                {"", "_mtp ", 37, 7},
+                                                {STAND_IN, "", 63, 13},
+                                                {STAND_IN, "dist.tp=", 14, 5},
+                                                {STAND_IN, "dist.pp=", 28, 8},
                                                 {STAND_IN, "dist.cp=", 9, 1},
                                                 {STAND_IN, "dist.cp_comm_type=", 3, 0},
-                                                {STAND_IN, SHARD "optim ", 5, 2},
+                                                {STAND_IN, SHARD "optim ", 7, 2},
                                                 {STAND_IN, SHARD "optim_grads ", 5, 0},
-                                                {STAND_IN, SHARD "optim_grads_params ", 8, 2},
+                                                {STAND_IN, SHARD "optim_grads_params ", 9, 2},
                                                 {STAND_IN, HYBRID, 3, 1},
-                                                {STAND_IN, " moe", 9, 2},
-                                                {STAND_IN, OFFLOAD(""), 8, 3},
+                                                {STAND_IN, " moe", 15, 2},
+                                                {STAND_IN, OFFLOAD(""), 13, 3},
                                                 {SIMULATED, "", 20, 3},
                                                 {SIMULATED, " moe", 6, 0}}) {
     CAPTURE(device);

@@ -30,6 +30,8 @@ struct Layout {
 #define ZB_H1 "dist.pipeline_schedule=zb_h1 "
 #define ZB_V "dist.pipeline_schedule=zb_v "
 #define OFFLOAD(layers) " model.cpu_offloading=true model.cpu_offloading_num_layers=" layers
+#define OPTIMIZER_OFFLOAD(fraction) \
+  " optimizer.optimizer_cpu_offload=true optimizer.optimizer_offload_fraction=" fraction
 #define EP(size) "model.moe_token_dispatcher_type=allgather dist.ep=" size " "
 #define EXCHANGED(size) "model.moe_token_dispatcher_type=alltoall dist.ep=" size " "
 // No token is dropped: an expert has room for all tokens of a rank.
@@ -225,7 +227,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe", "dist.tp=2 dist.sp=true dist.etp=1 " OF_SEQUENCES},
     {2, false, "moe", "dist.cp=2 " OF_SEQUENCES},
     {2, false, "moe", "dist.pp=2 " ZB_V},
-    {2, false, "moe", SHARD "optim " OFFLOAD("2")},
+    {2, false, "moe", SHARD "optim " STAND_IN OFFLOAD("2")},
     {2, false, "moe", FP16},
     {2, false, "moe_four", EP("2") IN_GROUPS SHARD "optim"},
     {2, false, "moe_muon", EP("2") SHARD "optim ddp.bucket_size=2000"},
@@ -345,6 +347,16 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "latent", "dist.tp=2 dist.sp=true" SIMULATED},
     {2, false, "latent_lite", "dist.cp=2" STAND_IN},
     {8, false, "latent", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
+    // Offloaded activations and optimizer state of experts and of latent attention.
+    {2, false, "moe_bias", EXCHANGED("2") STAND_IN OFFLOAD("2")},
+    {2, false, "moe_four", EP("2") SHARD "optim" STAND_IN OPTIMIZER_OFFLOAD("1")},
+    {2, false, "moe_lora", EXCHANGED("2") STAND_IN OPTIMIZER_OFFLOAD("0.5")},
+    {2, false, "latent", "dist.tp=2 dist.sp=true" STAND_IN OFFLOAD("1") OPTIMIZER_OFFLOAD("1")},
+    {2, false, "gpt_oss", "dist.pp=2" STAND_IN OFFLOAD("1")},
+    {2, false, "gpt", "dist.pp=2 " DROP STAND_IN OPTIMIZER_OFFLOAD("1")},
+    {4, false, "moe_four",
+     EXCHANGED("2") SHARD "optim_grads_params" STAND_IN OFFLOAD("2") OPTIMIZER_OFFLOAD("0.5")},
+    {4, false, "moe_mtp", EP("2") "dist.pp=2 " ZB_V STAND_IN OPTIMIZER_OFFLOAD("1")},
     // Every kind of adapter with every kind of layout that the rows above leave out.
     {2, false, "canonical_dora", "dist.pp=2 dist.vpp=2"},
     {2, false, "moe_lora", EP("2") "dist.cp=2 dist.cp_comm_type=all_gather"},

@@ -162,4 +162,9 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
     CHECK(row["expert_max_load"].get<double>() == highest);
   }
   CHECK(step == kSteps);
+  std::string events;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(options.run_dir))
+    if (entry.path().filename().string().starts_with("events.")) events += read_file(entry.path());
+  for (const RouterResult& router : steps.back().routers)
+    CHECK(events.find("train/expert_max_load_layer_" + std::to_string(router.layer)) != std::string::npos);
 }

@@ -286,6 +286,8 @@ void StepLogger::write_step_events(const StepResult& result) {
   if (!result.routers.empty()) {
     const RouterSummary summary(result);
     scalars.push_back({"train/expert_max_load", summary.max_load});
+    for (const RouterResult& router : result.routers)
+      scalars.push_back({"train/expert_max_load_layer_" + std::to_string(router.layer), router.max_load()});
     if (summary.balance_loss != 0) scalars.push_back({"train/balance_loss", summary.balance_loss});
     if (summary.z_loss != 0) scalars.push_back({"train/z_loss", summary.z_loss});
   }
