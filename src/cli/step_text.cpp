@@ -42,7 +42,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
   std::vector<std::string> heads{"rank", "stage"};
   for (size_t category = 0; category < kMemoryCategories; ++category)
     heads.emplace_back(name_of(static_cast<MemoryCategory>(category)));
-  heads.insert(heads.end(), {"cached", "total", "host memory"});
+  heads.insert(heads.end(), {"cached", "total", "host memory", "optimizer state in a file"});
   for (size_t queue = 0; queue < kQueues; ++queue)
     heads.push_back(std::string(name_of(static_cast<Queue>(queue))) + " launches");
   heads.insert(heads.end(), {"copied to device", "copied to host", "sent in a step"});
@@ -59,6 +59,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
     row.push_back(bytes_unless_zero(estimate.memory.cached()));
     row.push_back(bytes_text(estimate.memory.total()));
     row.push_back(bytes_unless_zero(estimate.host_memory.total()));
+    row.push_back(bytes_unless_zero(estimate.state_file));
     for (const int64_t count : estimate.launches_by_queue)
       row.push_back(unless_zero(count, with_separators(count)));
     for (const int64_t bytes : {estimate.copied_to_device, estimate.copied_to_host})

@@ -47,6 +47,7 @@ constexpr Rule kTable[] = {
     unsupported("zero_optimization.mics_*",
                 "sharding inside groups; see ddp.num_distributed_optimizer_instances"),
     deferred("zero_optimization.offload_optimizer.device"),
+    deferred("zero_optimization.offload_optimizer.nvme_path", "optimizer.optimizer_offload_path"),
     copy("zero_optimization.offload_optimizer.ratio", "optimizer.optimizer_offload_fraction"),
     no_effect("zero_optimization.offload_optimizer.*", kOffloadTuning),
     set_if_present("zero_optimization.cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
@@ -109,7 +110,7 @@ constexpr Rule kTable[] = {
     no_effect("zero_force_ds_cpu_optimizer", kOffloadTuning),
     no_effect("checkpoint.*", "checkpoints load into any layout"),
     no_effect("dataloader_drop_last", "a run ends after its steps"),
-    unsupported("aio", "NVMe offload"),
+    no_effect("aio", "tunes DeepSpeed's reads and writes"),
     unsupported("autotuning", "a search for settings"),
     unsupported("elasticity", "a world that grows and shrinks"),
     unsupported("compression_training", "compression"),
@@ -301,11 +302,24 @@ void optimizer(Reader& r) {
   const auto type = r.text("optimizer.type");
   if (const auto device = r.text("zero_optimization.offload_optimizer.device")) {
     const SourceKey from = r.from("zero_optimization.offload_optimizer.device");
-    if (*device == "cpu")
+    const bool files = *device == "nvme";
+    if (*device == "cpu" || files)
       draft.set("optimizer.optimizer_cpu_offload", "true", from);
     else
       draft.omit(from, *device, *device == "none" ? OmissionReason::off : OmissionReason::unsupported,
-                 "optimizer state on NVMe");
+                 "a place of optimizer state: cpu or nvme");
+    constexpr const char* kPath = "zero_optimization.offload_optimizer.nvme_path";
+    const auto path = r.text(kPath);
+    if (path && files)
+      draft.set("optimizer.optimizer_offload_path", *path, r.from(kPath));
+    else if (path)
+      draft.omit(r.from(kPath), *path, OmissionReason::no_effect, "the device is not nvme");
+    else if (files)
+      draft.omit(from, *device, OmissionReason::to_fill_in,
+                 "`nvme_path` is missing: optimizer.optimizer_offload_path names the directory");
+  } else if (const auto path = r.text("zero_optimization.offload_optimizer.nvme_path")) {
+    draft.omit(r.from("zero_optimization.offload_optimizer.nvme_path"), *path, OmissionReason::no_effect,
+               "the device is not nvme");
   }
   if (!type) return;
   const SourceKey from = r.from("optimizer.type");

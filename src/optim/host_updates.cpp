@@ -5,6 +5,9 @@
 
 #include "base/error.hpp"
 #include "kernels/step_control.hpp"
+#include "kernels/table.hpp"
+#include "optim/state_file.hpp"
+#include "tensor/launch.hpp"
 
 namespace capstan::optim {
 
@@ -27,6 +30,7 @@ HostUpdates::HostUpdates(HostDevice& host, std::vector<FlatBuffer>& buffers) : h
     if (!buffer.host) continue;
     CAPSTAN_ASSERT(buffer.host == &host && buffer.matrices.empty(), "an offloaded buffer");
     largest = std::max(largest, buffer.main.elements());
+    file_ = buffer.file;
     type = buffer.device_gradients.dtype();
     ++offloaded;
   }
@@ -58,20 +62,32 @@ void HostUpdates::run(const FlatBuffer& buffer, const std::function<void(const T
   // The updates of the step before ended before the compute queue went on.
   host_.start_download(buffer.device_gradients, buffer.gradients, "gradients of " + bucket,
                        n < kStaged ? nullptr : updated_[n - kStaged].get());
+  if (file_) file_->load(buffer.chunk);
   host_.wait_for_downloads();
   {
     CategoryScope scope(MemoryCategory::workspace);
     QueueScope traced(host_.device(), host_.queue());
+    // An update that is skipped leaves `model` as it is, whose memory other chunks have used.
+    if (file_ && buffer.model.defined())
+      launch(host_, host_.table().elementwise->cast, buffer.main, buffer.model, buffer.main.elements());
     update(control_);
     traced.end("update of " + bucket);
   }
   updated_.push_back(host_.record(Queue::compute));
   host_.start_upload(buffer.model.defined() ? buffer.model : buffer.main, buffer.device_parameters,
                      "parameters of " + bucket);
+  if (!file_) return;
+  file_->set_changed(buffer.chunk);
+  file_->start_write(buffer.chunk);
+  file_->wait_for_uploads(buffer.chunk);
 }
 
 void HostUpdates::finish() {
   host_.finish_uploads();
+  // The next step begins with these chunks.
+  if (file_)
+    for (size_t chunk = 0; chunk < std::min(file_->chunks(), StateFile::kSlots - 1); ++chunk)
+      file_->start_read(chunk);
 }
 
 }  // namespace capstan::optim

@@ -8,7 +8,7 @@
 //
 // The step control (scale, clipping factor, skip flag) is copied before the first gradients, and the kernels
 // read it where they run: the host does not wait for it. Gradients take two buffers of the largest size, in
-// turn.
+// turn. State that lies in a file (state_file.hpp) is read before an update and written after it.
 #pragma once
 
 #include <functional>
@@ -39,6 +39,8 @@ class HostUpdates {
   HostDevice& host_;
   // One kernels::StepControl in bytes.
   Tensor control_;
+  // Null: the state lies in host memory only.
+  StateFile* file_ = nullptr;
   // Ends of the updates of this step, one for each run() so far.
   std::vector<std::unique_ptr<Event>> updated_;
 };

@@ -10,6 +10,7 @@
 #include "kernels/table.hpp"
 #include "optim/host_updates.hpp"
 #include "optim/muon.hpp"
+#include "optim/state_file.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::optim {
@@ -34,6 +35,13 @@ namespace {
 
 int64_t range_count(const FlatBuffer& buffer) {
   return static_cast<int64_t>(buffer.ranges.size());
+}
+
+int64_t moment_blocks(const FlatBuffer& buffer) {
+  int64_t blocks = 0;
+  for (const kernels::UpdateRange& range : buffer.ranges)
+    blocks += ceil_div(range.count, kernels::kMomentBlock);
+  return blocks;
 }
 
 // u8: fp8 with scales.
@@ -195,17 +203,44 @@ void Optimizer::add_state(const char* name, BufferSelection selection, DType typ
     if (selection != BufferSelection::all &&
         buffer.matrices.empty() != (selection == BufferSelection::without_matrices))
       continue;
+    if (buffer.file) continue;
     values = Tensor::zeros(device_of(b), buffer.main.shape(), type);
-    if (type != DType::u8) continue;
-    int64_t blocks = 0;
-    for (const kernels::UpdateRange& range : buffer.ranges)
-      blocks += ceil_div(range.count, kernels::kMomentBlock);
-    scales = Tensor::zeros(device_of(b), {blocks});
+    if (type == DType::u8) scales = Tensor::zeros(device_of(b), {moment_blocks(buffer)});
   }
+  add_state_in_file(state, type);
+}
+
+void Optimizer::add_state_in_file(State& state, DType type) {
+  StateFile* file = nullptr;
+  std::vector<int64_t> counts, blocks;
+  for (const FlatBuffer& buffer : buffers_) {
+    if (!buffer.file) continue;
+    CAPSTAN_ASSERT(buffer.matrices.empty() && buffer.chunk == counts.size(), "a buffer in a file");
+    file = buffer.file;
+    counts.push_back(buffer.main.elements());
+    blocks.push_back(moment_blocks(buffer));
+  }
+  if (!file) return;
+  const StateFile::Array values = file->add(type, counts);
+  const StateFile::Array scales = type == DType::u8 ? file->add(DType::f32, blocks) : StateFile::Array();
+  state.value_array = values.index, state.scale_array = scales.index;
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    if (!buffers_[b].file) continue;
+    state.buffers[b] = values.chunks[buffers_[b].chunk];
+    if (type == DType::u8) state.scales[b] = scales.chunks[buffers_[b].chunk];
+  }
+}
+
+void Optimizer::load(const State& state, size_t b) const {
+  const FlatBuffer& buffer = buffers_[b];
+  if (!buffer.file) return;
+  buffer.file->load(buffer.chunk, state.value_array);
+  if (state.scales[b].defined()) buffer.file->load(buffer.chunk, state.scale_array);
 }
 
 Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t count) const {
   const auto b = static_cast<size_t>(buffer);
+  load(state, b);
   if (!state.scales[b].defined()) return state.buffers[b].flat_range(begin, count, {count});
   CategoryScope scope(MemoryCategory::workspace);
   Device& device = device_of(b);
@@ -218,6 +253,7 @@ Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t 
 void Optimizer::set_values(const State& state, int buffer, int64_t begin, const Tensor& values) {
   const auto b = static_cast<size_t>(buffer);
   const int64_t count = values.elements();
+  load(state, b);
   Device& device = device_of(b);
   if (state.scales[b].defined())
     launch(device, device.table().optimizers->encode_moment, buffers_[b].table, range_count(buffers_[b]),
@@ -225,6 +261,10 @@ void Optimizer::set_values(const State& state, int buffer, int64_t begin, const 
   else if (!values.shares_storage_with(state.buffers[b]))
     launch(device, device.table().elementwise->cast, values,
            state.buffers[b].flat_range(begin, count, {count}), count);
+  if (const FlatBuffer& home = buffers_[b]; home.file) {
+    home.file->set_changed(home.chunk, state.value_array);
+    if (state.scales[b].defined()) home.file->set_changed(home.chunk, state.scale_array);
+  }
 }
 
 void Optimizer::step(const StepOptions& options, const Tensor& control) {
@@ -265,10 +305,12 @@ void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum, T
   Device& device = sum.device();
   const kernels::Optimizers& kernel = *device.table().optimizers;
   if (buffers.empty() && !accumulate) device.zero(sum.address(), sum.bytes());
-  for (const FlatBuffer& buffer : buffers)
+  for (const FlatBuffer& buffer : buffers) {
+    if (buffer.file) buffer.file->load(buffer.chunk, FlatBuffer::kMainArray);
     launch(device, kernel.sum_of_squares_workspace(range_count(buffer), (buffer.*which).elements()),
            kernel.sum_of_squares, buffer.table, range_count(buffer), buffer.*which, sum,
            accumulate || &buffer != buffers.data());
+  }
 }
 
 void count_zeros(const std::vector<FlatBuffer>& buffers, const Tensor& count) {

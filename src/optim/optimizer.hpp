@@ -17,6 +17,8 @@
 
 namespace capstan::optim {
 
+class StateFile;
+
 // A weight matrix that is updated as one, by Muon. Ranks of MuonGroups::tensor hold shards of it, and ranks
 // of MuonGroups::shard slices of such a shard.
 struct Matrix {
@@ -67,6 +69,12 @@ struct FlatBuffer {
   // Offloaded state: the tensors above and the moments lie in host memory, where the CPU updates them
   // (host_updates.hpp, which sets `gradients`). Null: they lie on the device that computes the gradients.
   HostDevice* host = nullptr;
+  // With `host`: the file that holds the state of the buffer, as this chunk. The tensors in host memory have
+  // the buffer's values after StateFile::load(). `main` is the array kMainArray. Null: the state lies in host
+  // memory only.
+  StateFile* file = nullptr;
+  size_t chunk = 0;
+  static constexpr size_t kMainArray = 0;
   // With `host`, on the device: the reduced gradients, in the type of `gradients` [n], and the parameters in
   // the compute type [n].
   Tensor device_gradients = {}, device_parameters = {};
@@ -96,6 +104,8 @@ class Optimizer {
     std::vector<Tensor> buffers;
     // fp8: one for each kernels::kMomentBlock elements of a range.
     std::vector<Tensor> scales;
+    // Indices in FlatBuffer::file of the values and the scales.
+    size_t value_array = 0, scale_array = 0;
     // fp8: the codes are those of its square root.
     bool square_root = false;
     // Type of values(), and in checkpoints.
@@ -103,7 +113,8 @@ class Optimizer {
     bool has(int buffer) const { return buffers[static_cast<size_t>(buffer)].defined(); }
   };
   const std::vector<State>& state() const { return state_; }
-  // Elements [begin, begin + count) of a buffer's state: a view, or of fp8 moments a copy in fp32.
+  // Elements [begin, begin + count) of a buffer's state: a view, or of fp8 moments a copy in fp32. A view of
+  // state in a file is valid until that of another buffer is asked for.
   Tensor values(const State& state, int buffer, int64_t begin, int64_t count) const;
   // Sets the elements of complete ranges from `begin` on; `values` may be what values() returned.
   void set_values(const State& state, int buffer, int64_t begin, const Tensor& values);
@@ -119,6 +130,10 @@ class Optimizer {
   enum class BufferSelection : uint8_t { all, with_matrices, without_matrices };
   void add_state(const char* name, BufferSelection selection, DType type = DType::f32,
                  bool square_root = false);
+  // The state of the buffers that lie in a file.
+  void add_state_in_file(State& state, DType type);
+  // Loads the values of a buffer that lie in a file.
+  void load(const State& state, size_t b) const;
   // The device that updates buffers_[b].
   Device& device_of(size_t b) const { return buffers_[b].host ? *buffers_[b].host : device_; }
   // Updates buffers_[b]; `control` is on its device.

@@ -68,12 +68,14 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                          return options.gather_codes && sharded && options.low_precision.covers(parameter);
                        },
                    .excluded = options.quantized});
-  if (options.gradients && options.offload_fraction > 0 && !device.shares_host_memory())
+  if (options.gradients && options.offload_fraction > 0 &&
+      (!device.shares_host_memory() || !options.state_directory.empty()))
     host_ = std::make_unique<HostDevice>(device, kernels::cpu_table());
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
   unwritten_.assign(parameters.size(), 0);
   for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
+  if (host_ && !options.state_directory.empty()) make_state_file();
   if (options.quantized) make_quantized();
   if (options.low_precision.covers) make_low_precision();
   make_parameter_shards();
@@ -103,7 +105,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
       bucket.codes = Tensor::zeros(device_, {grid.shards_parameters ? mine.count : all.count},
                                    options_.low_precision.format.forward);
   }
-  if (host_ && plan.trainable) bucket.offloaded = offloaded_elements(bucket);
+  if (host_ && plan.trainable) add_offloaded(bucket);
   make_main_parameters(bucket);
   if (plan.trainable) {
     CategoryScope scope(MemoryCategory::gradients);
@@ -111,7 +113,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
         Tensor::zeros(device_, {grid.shards_gradients ? mine.count : all.count}, options_.main_grads);
     if (!has_wgrad_buffer(bucket)) bucket.gradients = bucket.sum;
     bucket.buffer = buffers_;
-    buffers_ += kept(bucket).count > 0 && bucket.offloaded.count > 0 ? 2 : 1;
+    buffers_ += (kept(bucket).count > 0 ? 1 : 0) + static_cast<int>(bucket.offloaded.size());
     for (size_t i = 0; i < plan.parameters.size(); ++i) {
       const Parameter& parameter = *plan.parameters[i];
       if (parameter.spec().partial_over_tensor)
@@ -136,26 +138,66 @@ void FlatStore::make_main_parameters(Bucket& bucket) {
     else if (bucket.plan->trainable)
       bucket.main = Tensor::zeros(device_, {on_device.count}, options_.main);
   }
-  if (bucket.offloaded.count == 0) return;
-  bucket.host_main = Tensor::zeros(*host_, {bucket.offloaded.count}, options_.main);
-  if (!has_main_params()) return;
-  CategoryScope parameters(MemoryCategory::parameters);
-  bucket.host_model = Tensor::zeros(*host_, {bucket.offloaded.count}, options_.compute);
+  if (!options_.state_directory.empty()) return;
+  for (Offloaded& part : bucket.offloaded) {
+    part.main = Tensor::zeros(*host_, {part.elements.count}, options_.main);
+    if (!has_main_params()) continue;
+    CategoryScope parameters(MemoryCategory::parameters);
+    part.model = Tensor::zeros(*host_, {part.elements.count}, options_.compute);
+  }
 }
 
-// From the beginning of a block of fp8 moments on, so that they have the same scales as without offload.
-FlatRange FlatStore::offloaded_elements(const Bucket& bucket) const {
+// Parts begin at the beginning of a block of fp8 moments, so that they have the same scales as without
+// offload. In host memory there is one part.
+void FlatStore::add_offloaded(Bucket& bucket) const {
   const int64_t count = bucket.owned.count;
-  int64_t begin = count - std::llround(options_.offload_fraction * static_cast<double>(count));
+  const auto ranges = update_ranges(bucket, bucket.owned);
   // End of the last parameter; padding follows it.
   int64_t end = 0;
-  for (const kernels::UpdateRange& range : update_ranges(bucket, bucket.owned)) {
-    end = std::max(end, range.begin + range.count);
-    if (range.begin < begin && begin < range.begin + range.count)
-      begin = range.begin + (begin - range.begin) / kernels::kMomentBlock * kernels::kMomentBlock;
+  for (const kernels::UpdateRange& range : ranges) end = std::max(end, range.begin + range.count);
+  // The position itself, or the beginning of the block in which it lies.
+  const auto block_begin = [&](int64_t position) {
+    for (const kernels::UpdateRange& range : ranges)
+      if (range.begin < position && position < range.begin + range.count)
+        return range.begin + (position - range.begin) / kernels::kMomentBlock * kernels::kMomentBlock;
+    return position;
+  };
+  int64_t begin = block_begin(count - std::llround(options_.offload_fraction * static_cast<double>(count)));
+  const int64_t most = options_.state_directory.empty() ? count : options_.chunk_elements;
+  CAPSTAN_ASSERT(most >= std::min(count, kernels::kMomentBlock), "chunks smaller than a block of moments");
+  while (begin < end) {
+    const int64_t next = begin + most < end ? block_begin(begin + most) : count;
+    bucket.offloaded.push_back({.elements = {bucket.owned.begin + begin, next - begin}});
+    begin = next;
   }
-  if (begin >= end) begin = count;
-  return {bucket.owned.begin + begin, count - begin};
+}
+
+void FlatStore::make_state_file() {
+  std::vector<Offloaded*> parts;
+  std::vector<int64_t> counts;
+  for (Bucket& bucket : buckets_)
+    for (Offloaded& part : bucket.offloaded) {
+      part.chunk = parts.size();
+      parts.push_back(&part);
+      counts.push_back(part.elements.count);
+    }
+  if (parts.empty()) return;
+  state_file_ = std::make_unique<optim::StateFile>(*host_, options_.state_directory, options_.state_owner,
+                                                   parts.size());
+  optim::StateFile::Array main, model;
+  {
+    CategoryScope scope(MemoryCategory::main_parameters);
+    main = state_file_->add(options_.main, counts);
+    CAPSTAN_ASSERT(main.index == optim::FlatBuffer::kMainArray, "main parameters are the first array");
+  }
+  if (has_main_params()) {
+    CategoryScope scope(MemoryCategory::parameters);
+    model = state_file_->add(options_.compute, counts, true);
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i]->main = main.chunks[i];
+    if (has_main_params()) parts[i]->model = model.chunks[i];
+  }
 }
 
 void FlatStore::require_dense(const Parameter& parameter, const char* format) {
@@ -209,19 +251,22 @@ void FlatStore::make_parameter_shards() {
     if (owned.count == 0) continue;
     const FlatRange write = written_by_this_rank(*parameter, &bucket, {owned.begin - begin, owned.count});
     int buffer = bucket.buffer;
-    for (const bool offloaded : {false, true}) {
-      const FlatRange part = offloaded ? bucket.offloaded : kept(bucket);
+    const auto add = [&](const FlatRange& part, const Tensor& main, optim::StateFile* file, size_t chunk) {
       const FlatRange elements = intersection(owned, part);
-      if (offloaded && kept(bucket).count > 0) ++buffer;
-      if (elements.count == 0) continue;
-      ParameterShard shard{parameter.get(), {elements.begin - begin, elements.count}, {}, {}, buffer, 0};
-      shard.begin = elements.begin - part.begin;
-      const Tensor& main = offloaded ? bucket.host_main : bucket.main;
-      shard.values = (main.defined() ? main : values_of(bucket, part))
-                         .flat_range(shard.begin, elements.count, {elements.count});
-      shard.write = intersection(write, shard.range);
-      parameter_shards_.push_back(std::move(shard));
-    }
+      if (elements.count > 0) {
+        ParameterShard shard{parameter.get(), {elements.begin - begin, elements.count}, {}, {}, buffer, 0};
+        shard.begin = elements.begin - part.begin;
+        shard.memory = (main.defined() ? main : values_of(bucket, part))
+                           .flat_range(shard.begin, elements.count, {elements.count});
+        shard.write = intersection(write, shard.range);
+        shard.file = file, shard.chunk = chunk;
+        parameter_shards_.push_back(std::move(shard));
+      }
+      if (buffer >= 0) ++buffer;
+    };
+    if (kept(bucket).count > 0) add(kept(bucket), bucket.main, nullptr, 0);
+    for (const Offloaded& part : bucket.offloaded)
+      add(part.elements, part.main, state_file_.get(), part.chunk);
   }
 }
 
@@ -231,7 +276,7 @@ void FlatStore::add_model_buffer(const Parameter& parameter) {
   CategoryScope scope(MemoryCategory::parameters);
   const int64_t elements = parameter.shape().elements();
   const Tensor values = model_buffers_[parameter.index()] = Tensor::zeros(device_, parameter.shape());
-  ParameterShard shard{&parameter, {0, elements}, values.view({elements}), {}};
+  ParameterShard shard{.parameter = &parameter, .range = {0, elements}, .memory = values.view({elements})};
   shard.write = written_by_this_rank(parameter, nullptr, shard.range);
   parameter_shards_.push_back(std::move(shard));
 }
@@ -365,13 +410,15 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
       buffer.grid = bucket.plan->grid;
       buffers.push_back(std::move(buffer));
     }
-    if (const FlatRange& elements = bucket.offloaded; elements.count > 0) {
-      optim::FlatBuffer buffer{bucket.host_main, {}, bucket.host_model, update_ranges(bucket, elements)};
+    for (const Offloaded& part : bucket.offloaded) {
+      optim::FlatBuffer buffer{part.main, {}, part.model, update_ranges(bucket, part.elements)};
       buffer.bucket = index;
       buffer.grid = bucket.plan->grid;
       buffer.host = host_.get();
-      buffer.device_gradients = gradients_of(bucket, elements);
-      buffer.device_parameters = values_of(bucket, elements);
+      buffer.file = state_file_.get();
+      buffer.chunk = part.chunk;
+      buffer.device_gradients = gradients_of(bucket, part.elements);
+      buffer.device_parameters = values_of(bucket, part.elements);
       buffers.push_back(std::move(buffer));
     }
   }
@@ -379,7 +426,7 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
 }
 
 void FlatStore::add_matrices(const Bucket& bucket, optim::FlatBuffer& buffer) const {
-  CAPSTAN_ASSERT(bucket.offloaded.count == 0, "offloaded matrices, which the rules refuse");
+  CAPSTAN_ASSERT(bucket.offloaded.empty(), "offloaded matrices, which the rules refuse");
   for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
     const Parameter& parameter = *bucket.plan->parameters[i];
     const ParamSpec& spec = parameter.spec();
@@ -654,12 +701,14 @@ void FlatStore::upload_parameters() {
   host_->wait_for(Queue::compute, *device_.record(Queue::compute));
   for (size_t index = 0; index < buckets_.size(); ++index) {
     const Bucket& bucket = buckets_[index];
-    if (bucket.offloaded.count == 0) continue;
-    if (has_main_params())
-      launch(*host_, host_->table().elementwise->cast, bucket.host_main, bucket.host_model,
-             bucket.offloaded.count);
-    host_->start_upload(has_main_params() ? bucket.host_model : bucket.host_main,
-                        values_of(bucket, bucket.offloaded), parameters_of_bucket(index));
+    for (const Offloaded& part : bucket.offloaded) {
+      if (state_file_) state_file_->load(part.chunk, optim::FlatBuffer::kMainArray);
+      if (has_main_params())
+        launch(*host_, host_->table().elementwise->cast, part.main, part.model, part.elements.count);
+      host_->start_upload(has_main_params() ? part.model : part.main, values_of(bucket, part.elements),
+                          parameters_of_bucket(index));
+      if (state_file_) state_file_->wait_for_uploads(part.chunk);
+    }
   }
   host_->finish_uploads();
 }

@@ -16,7 +16,8 @@
 //   *         Zero if Options::main equals Options::compute: the model computes with the main parameters.
 //             With Options::offload_fraction, this fraction of the main parameters and moments lies in host
 //             memory instead: 4 bytes (or P) and 8 bytes per element, and P more if Options::main differs
-//             from Options::compute, for the updated parameters that are copied back to the device.
+//             from Options::compute, for the updated parameters that are copied back to the device. With
+//             Options::state_directory they lie in a file, and three chunks of them in host memory.
 //   **        In fp32; optimizer.hpp has the bytes of the other types.
 //   gathered  P b while the bucket's block is gathered: the block that is computed and, with
 //             overlap_param_gather, the one that is prefetched.
@@ -89,6 +90,7 @@
 #include "ops/parameter.hpp"
 #include "ops/tape.hpp"
 #include "optim/optimizer.hpp"
+#include "optim/state_file.hpp"
 #include "parallel/bucket.hpp"
 #include "parallel/low_precision.hpp"
 #include "parallel/nf4_weight.hpp"
@@ -181,9 +183,15 @@ class FlatStore final : public ParamStore {
     // LoRA+: ratio of the learning rate of B (ParamSpec::is_lora_b) to that of the other parameters.
     double lora_b_lr_ratio = 1;
     // Fraction of the elements that this rank updates in each bucket, the last ones, whose main parameters
-    // and moments are kept in host memory and updated by the CPU. Does not apply to matrices, and has no
-    // effect on a device whose memory is the host's.
+    // and moments are kept in host memory and updated by the CPU. Does not apply to matrices, and without
+    // state_directory has no effect on a device whose memory is the host's.
     double offload_fraction = 0;
+    // Keeps what is offloaded in a file in this directory (optim::StateFile), in chunks of at most
+    // chunk_elements elements and the padding of their bucket; empty: in host memory.
+    std::string state_directory;
+    int64_t chunk_elements = 4'194'304;
+    // The user of the file in messages, such as "rank 3".
+    std::string state_owner = "rank 0";
   };
 
   FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
@@ -226,8 +234,8 @@ class FlatStore final : public ParamStore {
   }
   void set_quantized(const Parameter& parameter, std::span<const float> values);
 
-  // The buffers that the optimizer of this rank updates: one for each trainable bucket, or two, of which the
-  // second is offloaded.
+  // The buffers that the optimizer of this rank updates: one for each trainable bucket, and one for each part
+  // of it that is offloaded.
   std::vector<optim::FlatBuffer> flat_buffers() const;
   // The reduced gradients of flat_buffers() with their ranges, one buffer for each trainable bucket. Their
   // sums do not depend on what is offloaded.
@@ -249,14 +257,13 @@ class FlatStore final : public ParamStore {
   void all_reduce_statistics(const Tensor& values, ParameterGrid grid);
 
   // The shard of a parameter that this rank holds between steps, and that is initialized, checked, saved and
-  // loaded. A parameter has two of them if a part of its shard is offloaded.
+  // loaded. A parameter has several of them if parts of its shard are offloaded.
   struct ParameterShard {
     const Parameter* parameter;
     // Elements of the local shard (Parameter::shape(), row-major).
     FlatRange range;
-    // Main parameters [range.count]; of a frozen parameter, which has none, the values in the compute type;
-    // of a buffer its values in fp32.
-    Tensor values;
+    // The memory of values(); of a shard in a file, that of its chunk while it is loaded.
+    Tensor memory;
     // The part of `range` that this rank writes to a checkpoint; of replicated segments (Shard) only those
     // that it owns.
     FlatRange write;
@@ -264,6 +271,20 @@ class FlatStore final : public ParamStore {
     int buffer = -1;
     // Offset of the shard in that buffer, in elements.
     int64_t begin = 0;
+    // Main parameters in a file, as this chunk; null: in memory.
+    optim::StateFile* file = nullptr;
+    size_t chunk = 0;
+    // Main parameters [range.count]; of a frozen parameter, which has none, the values in the compute type;
+    // of a buffer its values in fp32. Those in a file are read, and the tensor is valid until the values of
+    // another shard are asked for.
+    Tensor values() const {
+      if (file) file->load(chunk, optim::FlatBuffer::kMainArray);
+      return memory;
+    }
+    // Call after values() were changed.
+    void set_changed() const {
+      if (file) file->set_changed(chunk, optim::FlatBuffer::kMainArray);
+    }
   };
   // The shards in the order of the model's parameters.
   const std::vector<ParameterShard>& parameter_shards() const { return parameter_shards_; }
@@ -271,6 +292,8 @@ class FlatStore final : public ParamStore {
   // flat_buffers(), of the same shape (optimizer state). `range` lies in `shard.range`.
   static Tensor range_of(const ParameterShard& shard, const FlatRange& range,
                          const std::vector<Tensor>& buffers);
+  // Null: all main parameters and moments lie in memory.
+  optim::StateFile* state_file() const { return state_file_.get(); }
   // Null: all GEMMs run in the compute type.
   const LowPrecisionWeights* low_precision() const { return low_precision_.get(); }
   Device& device() const { return device_; }
@@ -306,6 +329,15 @@ class FlatStore final : public ParamStore {
     // Whether main parameters and moments are sharded over `replica` too.
     bool shards_over_replicas;
   };
+  // A part of a bucket whose main parameters and moments lie in host memory, or in a file.
+  struct Offloaded {
+    FlatRange elements;
+    // In host memory: main parameters [elements.count], and what returns to Bucket::values if it has another
+    // type.
+    Tensor main, model;
+    // Index in state_file_.
+    size_t chunk = 0;
+  };
   struct Bucket {
     const BucketPlan* plan;
     const GridSharding* grid;
@@ -318,13 +350,11 @@ class FlatStore final : public ParamStore {
     FlatRange owned;
     // Compute type [held.count].
     Tensor values;
-    // The last elements of `owned`, whose main parameters and moments lie in host memory.
-    FlatRange offloaded;
+    // The last elements of `owned`, in order.
+    std::vector<Offloaded> offloaded;
     // Main parameters of the other elements of `owned`; a view of `values` if the model computes with them.
     // Undefined: there are none.
     Tensor main;
-    // In host memory: main parameters [offloaded.count], and what returns to `values` if it has another type.
-    Tensor host_main, host_model;
     // BucketPlan::codes: with optim_grads_params those of this rank's slice, else of all elements.
     Tensor codes;
     // optim_grads_params: the gathered parameters, compute type or codes [elements]; undefined while not
@@ -398,9 +428,11 @@ class FlatStore final : public ParamStore {
   static FlatRange slice_of(const Bucket& bucket);
   // The elements of `owned` whose main parameters and moments lie on the device.
   static FlatRange kept(const Bucket& bucket) {
-    return {bucket.owned.begin, bucket.owned.count - bucket.offloaded.count};
+    const int64_t begin = bucket.owned.begin;
+    if (bucket.offloaded.empty()) return bucket.owned;
+    return {begin, bucket.offloaded.front().elements.begin - begin};
   }
-  FlatRange offloaded_elements(const Bucket& bucket) const;
+  void add_offloaded(Bucket& bucket) const;
   // Elements of a bucket that this rank owns.
   Tensor values_of(const Bucket& bucket, const FlatRange& elements) const;
   Tensor gradients_of(const Bucket& bucket, const FlatRange& elements) const;
@@ -423,6 +455,7 @@ class FlatStore final : public ParamStore {
   void add_matrices(const Bucket& bucket, optim::FlatBuffer& buffer) const;
   void make_bucket(const BucketPlan& plan);
   void make_main_parameters(Bucket& bucket);
+  void make_state_file();
   static void require_dense(const Parameter& parameter, const char* format);
   void make_quantized();
   void make_low_precision();
@@ -515,6 +548,8 @@ class FlatStore final : public ParamStore {
   Options options_;
   // Null: nothing is offloaded.
   std::unique_ptr<HostDevice> host_;
+  // Null: what is offloaded lies in host memory.
+  std::unique_ptr<optim::StateFile> state_file_;
   // The queue of gradient reductions.
   Queue reduce_queue_;
   GridSharding dense_, expert_;

@@ -12,7 +12,6 @@ HostDevice::HostDevice(Device& device, const kernels::Table& table)
     : Device(device.allocator_rules()),
       device_(device),
       queue_(device.add_queue(AddedQueue::work, "host kernels")) {
-  CAPSTAN_ASSERT(!device.shares_host_memory(), "work is moved from a device whose memory is the host's");
   table_ = &table;
   launch_mode_ = device.is_meta() ? LaunchMode::none : LaunchMode::queue;
   if (!device.is_meta()) host_threads_ = &device.host_threads();

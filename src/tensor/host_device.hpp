@@ -24,7 +24,8 @@ namespace capstan {
 
 class HostDevice final : public Device {
  public:
-  // table: the CPU's kernels. `device` has memory of its own, and outlives this object.
+  // table: the CPU's kernels. `device` outlives this object. If its memory is the host's, copies are copies
+  // within it, and all work is done on return.
   HostDevice(Device& device, const kernels::Table& table);
   // Waits for the work of the queues. All tensors of the device must have been freed.
   ~HostDevice() override;

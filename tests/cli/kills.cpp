@@ -131,6 +131,51 @@ TEST_CASE("kill -9 at random moments loses nothing") {
   CHECK(leftovers > wanted / 20);  // else the kills miss what they are for
 }
 
+TEST_CASE("kill -9 with optimizer state in a file: the next start resumes, with a file or without") {
+  constexpr int kKills = 12;
+  std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
+  const ScratchDirectory scratch;
+  fs::create_directory(scratch.file("state"));
+  const auto launch_in = [&](const std::string& run, bool in_file) {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = arguments_of(run, false);
+    if (in_file)
+      for (const char* field :
+           {"optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_path=state",
+            "optimizer.optimizer_offload_chunk_size=4096"})
+        launch.arguments.emplace_back(field);
+    return launch;
+  };
+  const Finished uninterrupted = run(launch_in("uninterrupted", false));
+  REQUIRE_MESSAGE(uninterrupted.code == 0, uninterrupted.err);
+  const std::string expected = losses_of(scratch.file("uninterrupted"));
+  int kills = 0, in_files = 0;
+  for (int laps = 0; kills < kKills; ++laps) {
+    const std::string name = "lap" + std::to_string(laps);
+    for (bool finished = false; !finished;) {
+      const bool kill = kills < kKills, in_file = random() % 4 != 0;
+      const auto delay = std::chrono::microseconds(random() % 100'000);
+      LateKill killer;
+      Launch launch = launch_in(name, in_file);
+      launch.on_error_text = [&](const std::string& text, int process) {
+        if (kill && !killer.started() && contains(text, "| loss")) killer.start(process, delay);
+        return 0;
+      };
+      const Finished ended = run(launch);
+      REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
+      REQUIRE_MESSAGE(!contains(ended.err, "warning: "), ended.err);
+      REQUIRE(contains(ended.err, " of optimizer state in a file without a name in ") == in_file);
+      // The file of a killed run is gone.
+      REQUIRE(fs::is_empty(scratch.file("state")));
+      finished = ended.code == 0;
+      kills += !finished, in_files += !finished && in_file;
+    }
+    REQUIRE(losses_of(scratch.file(name)) == expected);
+  }
+  CHECK(in_files > 0);
+}
+
 // The processes below one: mpirun and the ranks that it has started.
 static std::vector<int> descendants_of(int process) {
   std::vector<int> all;

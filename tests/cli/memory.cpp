@@ -328,6 +328,14 @@ TEST_CASE("limits of device and host count optimizer state where it lies") {
     CHECK(contains(refused.err, "optimizer.optimizer_cpu_offload=false ("));
   }
   CHECK(in(scratch, "check", on_host, {"optimizer.optimizer_cpu_offload=false"}).code == 0);
+  // State in a file does not count, but the chunks in memory do.
+  const Words in_file = recipe({"train.device=checked", offload[0], "optimizer.optimizer_offload_path=.",
+                                "optimizer.optimizer_offload_chunk_size=4096"});
+  const Words small = {"resilience.memory_limit_host=2MiB", "checkpoint.async_save=false"};
+  CHECK(in(scratch, "check", in_file, small).code == 0);
+  CHECK(in(scratch, "check", in_file, {"resilience.memory_limit_host=50KiB"}).code == 3);
+  CHECK(in(scratch, "check", recipe({"train.device=checked", offload[0]}), small).code == 3);
+  CHECK(contains(in(scratch, "show", in_file, {"--step"}).out, "optimizer state in a file"));
   // A limit between the device's needs with and without offload.
   const Words words = recipe({"train.device=checked"});
   const double all = estimated_mib(scratch, words, {"--step"}),

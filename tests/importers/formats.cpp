@@ -137,7 +137,26 @@ TEST_CASE("deepspeed: auto is to be filled in, stages have names") {
       "d.json", {});
   CHECK(value_of(file, "ddp.data_parallel_sharding_strategy") == "optim_grads_params");
   CHECK(omitted_as(file, "train_batch_size", OmissionReason::to_fill_in));
-  CHECK(omitted_as(file, "zero_optimization.offload_optimizer.device", OmissionReason::unsupported));
+  CHECK(omitted_as(file, "zero_optimization.offload_optimizer.device", OmissionReason::to_fill_in));
+}
+
+TEST_CASE("deepspeed: optimizer state on NVMe lies in files of the directory that it names") {
+  const auto offload = [](const std::string& fields) {
+    return import_recipe(
+        R"({"aio": {"block_size": 1048576}, "zero_optimization": {"offload_optimizer": {)" + fields + "}}}",
+        "d.json", {});
+  };
+  const Imported files = offload(R"("device": "nvme", "nvme_path": "/local_nvme", "buffer_count": 4)");
+  CHECK(value_of(files, "optimizer.optimizer_cpu_offload") == "true");
+  CHECK(value_of(files, "optimizer.optimizer_offload_path") == "/local_nvme");
+  CHECK(omitted_as(files, "zero_optimization.offload_optimizer.buffer_count", OmissionReason::no_effect));
+  CHECK(omitted_as(files, "aio", OmissionReason::no_effect));
+  for (const char* other :
+       {R"("device": "cpu", "nvme_path": "/local_nvme")", R"("nvme_path": "/local_nvme")"}) {
+    const Imported memory = offload(other);
+    CHECK(omitted_as(memory, "zero_optimization.offload_optimizer.nvme_path", OmissionReason::no_effect));
+    CHECK_FALSE(memory.resolution.config.optimizer.optimizer_offload_path);
+  }
 }
 
 TEST_CASE("SGD is PyTorch's: the decay is added to the gradient, and momentum is 0 unless it is given") {

@@ -320,7 +320,7 @@ State full_state(Run<D>& run, comm::Communicator& group) {
       if (moments && (shard.buffer < 0 || !moments->has(shard.buffer))) return;
       const auto values =
           moments ? run.optimizer().values(*moments, shard.buffer, shard.begin, shard.range.count).to_floats()
-                  : shard.values.to_floats();
+                  : shard.values().to_floats();
       const std::string name = state + " " + shard.parameter->name();
       for (size_t i = 0; i < values.size(); ++i) {
         const auto at = static_cast<size_t>(global_of[static_cast<size_t>(shard.range.begin) + i]);
@@ -509,7 +509,7 @@ TEST_CASE("Muon's update of an expert does not depend on the other experts") {
     optimizer->step({.lr = 1}, step_control(*device));
     std::vector<float> all;
     for (const auto& shard : store.parameter_shards()) {
-      const auto values = shard.values.to_floats();
+      const auto values = shard.values().to_floats();
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;

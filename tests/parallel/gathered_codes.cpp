@@ -71,7 +71,7 @@ std::vector<double> parameters_of(const parallel::FlatStore& store) {
     std::vector<double> values(static_cast<size_t>(parameter->shape().elements()), -1e30);
     for (const auto& shard : store.parameter_shards())
       if (shard.parameter == parameter.get())
-        std::ranges::copy(shard.values.to_floats(), values.begin() + shard.range.begin);
+        std::ranges::copy(shard.values().to_floats(), values.begin() + shard.range.begin);
     comm::all_reduce(*store.groups().dense.shard, values, comm::ReduceOp::max);
     if (store.groups().dense.replica)
       comm::all_reduce(*store.groups().dense.replica, values, comm::ReduceOp::max);

@@ -165,7 +165,7 @@ struct Layer {
     store = std::make_unique<parallel::FlatStore>(device, parameters, parallel::StoreGroups{}, options);
     store->before_load();
     // Main parameters, or bf16 where there are none.
-    const Tensor values = store->parameter_shards()[0].values;
+    const Tensor values = store->parameter_shards()[0].values();
     const std::vector<float> numbers(w.values.begin(), w.values.end());
     launch(device, device.table().elementwise->cast,
            Tensor::from_host<float>(device, {w.rows * w.cols}, numbers), values, values.elements());

@@ -51,7 +51,7 @@ inline std::vector<std::vector<double>> gathered(comm::Communicator& group, cons
                      -std::numeric_limits<double>::infinity());
   for (const auto& shard : store.parameter_shards()) {
     const auto values =
-        (buffers ? parallel::FlatStore::range_of(shard, shard.range, *buffers) : shard.values).to_floats();
+        (buffers ? parallel::FlatStore::range_of(shard, shard.range, *buffers) : shard.values()).to_floats();
     std::copy(values.begin(), values.end(),
               all[static_cast<size_t>(shard.parameter->index())].begin() + shard.range.begin);
   }

@@ -10,7 +10,7 @@ namespace capstan::test {
 inline Tensor main_of(const parallel::FlatStore& store, const Parameter& parameter) {
   for (const auto& shard : store.parameter_shards())
     if (shard.parameter == &parameter && shard.range.count == parameter.shape().elements())
-      return shard.values;
+      return shard.values();
   fail(ErrorCode::internal, "`" + parameter.name() + "` is sharded on this rank");
 }
 

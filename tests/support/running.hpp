@@ -45,10 +45,11 @@ struct Running {
   // Makes a value of this rank's last parameter NaN. Returns the name of the parameter.
   std::string spoil_last_parameter() {
     const auto& shard = runner.store().parameter_shards().back();
-    std::vector<float> values = shard.values.to_floats();
+    std::vector<float> values = shard.values().to_floats();
     values[1] = std::nanf("");
     runner.store().before_load();
-    shard.values.copy_from_host_bytes(std::as_bytes(std::span(std::as_const(values))));
+    shard.values().copy_from_host_bytes(std::as_bytes(std::span(std::as_const(values))));
+    shard.set_changed();
     runner.store().after_load();
     return shard.parameter->name();
   }

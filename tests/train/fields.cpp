@@ -264,6 +264,7 @@ std::string memory_view(const config::Config& config) {
     add(text, step.flops, step.memory.peak);
     for (const int64_t bytes : step.memory.peak_by_category) add(text, bytes);
     for (const int64_t bytes : step.host_memory.peak_by_category) add(text, bytes);
+    add(text, step.state_file);
     for (const auto& [group, bytes] : step.sent) add(text, group, bytes);
   }
   return text;

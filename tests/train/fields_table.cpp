@@ -339,6 +339,11 @@ void training() {
   changes("optimizer.optimizer_cpu_offload", "true", checked, View::memory);
   changes("optimizer.optimizer_offload_fraction", "0.5",
           with(checked, {"optimizer.optimizer_cpu_offload=true"}), View::memory);
+  changes("optimizer.optimizer_offload_path", ".", with(checked, {"optimizer.optimizer_cpu_offload=true"}),
+          View::memory);
+  changes("optimizer.optimizer_offload_chunk_size", "4096",
+          with(checked, {"optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_path=."}),
+          View::memory);
 
   changes("scheduler.lr_decay_style", "linear");
   const Overrides wsd = {"scheduler.lr_decay_style=WSD", "scheduler.lr_wsd_decay_iters=4"};

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/file.hpp"
+#include "config/resolve/resolve.hpp"
 #include "support/errors.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -103,6 +104,52 @@ TEST_CASE("nothing is missed where everything is there, and mock data needs no f
   REQUIRE(missing.size() == 1);
   CHECK(error_of([&] { require_files(missing); }) ==
         "not_found: not found: dataset.train_files = merges.text\n  help: did you mean `merges.txt`?");
+}
+
+TEST_CASE("the directory of optimizer state exists, can be written and has the space") {
+  config::Request request;
+  request.recipe = "llama3-8b";
+  for (const char* text : {"dist.world_size=1", "dist.cp=1", "train.device=checked"})
+    request.overrides.push_back(config::Override::token(text));
+  const config::Resolution resolution = config::resolve(request);
+  resolution.require_ok();
+  config::Config c = resolution.config;
+  RunOptions options;
+  options.recipe.name = "never";
+  const Files files{"file", "there/x"};
+  options.run_dir = files.path("run").resolved;
+  const std::string field = "optimizer.optimizer_offload_path";
+  const auto of_field = [&](const std::vector<MissingFile>& all) {
+    std::vector<MissingFile> mine;
+    for (const MissingFile& one : all)
+      if (one.field == field) mine.push_back(one);
+    return mine;
+  };
+  c.optimizer.optimizer_offload_path = files.path("gone");
+  // Nothing is offloaded.
+  CHECK(of_field(missing_files(c)).empty());
+  c.optimizer.optimizer_cpu_offload = true;
+  REQUIRE(of_field(missing_files(c)).size() == 1);
+  CHECK(of_field(missing_files(c))[0].message == "not found: " + field + " = gone");
+  CHECK(of_field(unwritable_directories(c, options)).empty());
+
+  c.optimizer.optimizer_offload_path = files.path("file");
+  const auto file = of_field(unwritable_directories(c, options));
+  REQUIRE(file.size() == 1);
+  CHECK(holds(file[0].message, "not writable: " + field + " = file: `"));
+  CHECK(holds(file[0].message, "is a file, not a directory"));
+
+  // A tenth of a thousandth of 8 billion parameters fits, an embedding of a billion tokens does not.
+  c.optimizer.optimizer_offload_path = files.path("there");
+  c.optimizer.optimizer_offload_fraction = 1e-4;
+  CHECK(of_field(unwritable_directories(c, options)).empty());
+  c.optimizer.optimizer_offload_fraction = 1;
+  c.optimizer.optimizer_offload_chunk_size = int64_t{1} << 40;
+  c.model.padded_vocab_size = 1'000'000'000;
+  const auto full = of_field(unwritable_directories(c, options));
+  REQUIRE(full.size() == 1);
+  CHECK(holds(full[0].message, "too small: " + field + " = there: "));
+  CHECK(holds(full[0].message, " TiB of optimizer state of 1 rank, "));
 }
 
 TEST_CASE("directories that a run cannot write are found, and none is made") {

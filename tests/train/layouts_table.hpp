@@ -32,6 +32,10 @@ struct Layout {
 #define OFFLOAD(layers) " model.cpu_offloading=true model.cpu_offloading_num_layers=" layers
 #define OPTIMIZER_OFFLOAD(fraction) \
   " optimizer.optimizer_cpu_offload=true optimizer.optimizer_offload_fraction=" fraction
+// Optimizer state in files, several chunks of each bucket.
+#define FILES                                                                 \
+  " optimizer.optimizer_cpu_offload=true optimizer.optimizer_offload_path=. " \
+  "optimizer.optimizer_offload_chunk_size=4096"
 #define EP(size) "model.moe_token_dispatcher_type=allgather dist.ep=" size " "
 #define EXCHANGED(size) "model.moe_token_dispatcher_type=alltoall dist.ep=" size " "
 // No token is dropped: an expert has room for all tokens of a rank.
@@ -607,6 +611,16 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "gemma", "dist.tp=2 dist.sp=true " FULL SIMULATED},
     {4, false, "llama", "dist.tp=2 dist.pp=2 " BF16 SIMULATED},
     {4, false, "olmo", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim" SIMULATED},
+    // Optimizer state in files, on devices with memory of their own and on the CPU.
+    {2, true, "gpt", SHARD "optim ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true" STAND_IN FILES},
+    {2, false, "llama", SHARD "optim_grads " BF16 STAND_IN FILES},
+    {2, true, "llama",
+     SHARD "optim_grads_params ddp.overlap_grad_reduce=true optimizer.optimizer_offload_fraction=0.5" FILES},
+    {2, false, "llama", "dist.tp=2 dist.sp=true " SGD FILES},
+    {2, false, "lion", "dist.pp=2" FILES},
+    {3, false, "gpt", SHARD "optim_grads_params " FP16 FILES},
+    {4, false, "llama", HYBRID SHARD "optim ddp.outer_dp_sharding_strategy=optim" FILES},
+    {4, false, "llama", "dist.tp=2 dist.pp=2 " SHARD "optim_grads" STAND_IN FILES},
     // Three axes.
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
     {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.cp=2 " DROP " " FULL},

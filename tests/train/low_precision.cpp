@@ -93,7 +93,7 @@ TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state s
     const auto parameters = [&r] {
       std::vector<float> values;
       for (const auto& shard : r.runner.store().parameter_shards()) {
-        const auto own = shard.values.to_floats();
+        const auto own = shard.values().to_floats();
         values.insert(values.end(), own.begin(), own.end());
       }
       return values;

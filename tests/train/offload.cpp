@@ -34,7 +34,7 @@ struct Trained {
 std::vector<std::vector<float>> parameters_of(const StepRunner& runner) {
   std::vector<std::vector<float>> values;
   for (const auto& shard : const_cast<StepRunner&>(runner).store().parameter_shards())
-    values.push_back(shard.values.to_floats());
+    values.push_back(shard.values().to_floats());
   return values;
 }
 

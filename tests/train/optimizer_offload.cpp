@@ -38,6 +38,14 @@ config::Config offloaded(config::Config config, double fraction) {
   return config;
 }
 
+// With the state in files of `directory`, several chunks for each of the buckets of kBuckets.
+config::Config in_files(config::Config config, double fraction, const std::filesystem::path& directory) {
+  config = offloaded(std::move(config), fraction);
+  config.optimizer.optimizer_offload_path = config::Path{directory.string(), directory.string()};
+  config.optimizer.optimizer_offload_chunk_size = 1500;
+  return config;
+}
+
 // Main parameters and moments of this rank, in the order of the parameters, whatever lies in host memory.
 std::vector<std::vector<float>> state_of(StepRunner& runner) {
   std::vector<std::vector<float>> all(1 + runner.optimizer().state().size());
@@ -46,7 +54,7 @@ std::vector<std::vector<float>> state_of(StepRunner& runner) {
     to.insert(to.end(), here.begin(), here.end());
   };
   for (const auto& shard : runner.store().parameter_shards()) {
-    add(all[0], shard.values);
+    add(all[0], shard.values());
     if (shard.buffer < 0) continue;
     size_t next = 1;
     for (const auto& state : runner.optimizer().state())
@@ -189,6 +197,33 @@ TEST_CASE("training has the same bits with any part of the optimizer state in ho
     }
 }
 
+TEST_CASE("training has the same bits with any part of the optimizer state in files") {
+  const test::SharedDirectory directory;
+  const std::vector<Overrides> all = layouts();
+  for (size_t l = 0; l < all.size(); ++l)
+    for (size_t v = 0; v < variants().size(); ++v) {
+      const Variant& variant = variants()[v];
+      if (v != 0 && ((all.size() > 1 && l != 3) || test::kSanitized)) continue;
+      CAPTURE(all[l]);
+      CAPTURE(std::string(variant.preset));
+      CAPTURE(variant.overrides);
+      const Overrides overrides = with(with(kBuckets, all[l]), variant.overrides);
+      const config::Config config = test::resolve_preset<test::Checked>(variant.preset, overrides);
+      const Trained expected = run_steps(config, 3);
+      CHECK((expected.skipped > 0) == variant.skips);
+      check_same(run_steps(in_files(config, v % 2 == 0 ? 1 : 0.3, directory.path()), 3), expected);
+      // The stand-in for NCCL needs queues.
+      if (test::kSanitized || config.dist.distributed_backend == config::DistributedBackend::nccl_stand_in)
+        continue;
+      const config::Config on_cpu = test::resolve_preset<test::Cpu>(variant.preset, overrides);
+      const Trained found = run_steps(in_files(on_cpu, v % 2 == 0 ? 1 : 0.3, directory.path()), 3);
+      CHECK(found.numbers == expected.numbers);
+      CHECK(found.state == expected.state);
+      CHECK(found.offloaded > 0);
+    }
+  CHECK(std::filesystem::is_empty(directory.path()));
+}
+
 TEST_CASE("a step that is computed again updates offloaded state once") {
   config::Config config = test::resolve_preset<test::Checked>(
       "bf16_mixed", with(kBuckets, {"resilience.rerun_mode=validate_results", "resilience.spike_window=1",
@@ -198,6 +233,8 @@ TEST_CASE("a step that is computed again updates offloaded state once") {
   const Trained expected = run_steps(config, 3);
   CHECK(expected.waits[1] > expected.waits[0]);
   check_same(run_steps(offloaded(config, 0.3), 3), expected);
+  const test::SharedDirectory directory;
+  check_same(run_steps(in_files(config, 1, directory.path()), 3), expected);
 }
 
 TEST_CASE("an offloaded parameter that is not finite is named") {
@@ -207,6 +244,15 @@ TEST_CASE("an offloaded parameter that is not finite is named") {
   const std::string error = test::error_of([&] { r.step(); });
   CHECK(test::holds(error, "parameter `" + parameter + "` itself is not finite"));
   CHECK(test::holds(error, "first gradient: `"));
+}
+
+TEST_CASE("a parameter in a file that is not finite is named") {
+  if (world().size() > 1) return;
+  const test::SharedDirectory directory;
+  Running r(in_files(test::resolve_preset<test::Checked>("bf16_mixed", kBuckets), 1, directory.path()));
+  const std::string parameter = r.spoil_last_parameter();
+  const std::string error = test::error_of([&] { r.step(); });
+  CHECK(test::holds(error, "parameter `" + parameter + "` itself is not finite"));
 }
 
 TEST_CASE("the CPU's and the CUDA kernels update parts of one bucket") {
@@ -270,7 +316,9 @@ TEST_CASE(
     const config::Config config =
         test::resolve_preset<test::Checked>(variant.preset, with(kBuckets, variant.overrides));
     const test::SharedDirectory root;
-    const std::vector<config::Config> configs = {config, offloaded(config, 0.3), offloaded(config, 1)};
+    const test::SharedDirectory files;
+    const std::vector<config::Config> configs = {config, offloaded(config, 0.3), offloaded(config, 1),
+                                                 in_files(config, 0.6, files.path())};
     std::vector<std::filesystem::path> directories;
     std::vector<std::vector<std::vector<float>>> ends;
     std::vector<double> losses;
@@ -282,7 +330,7 @@ TEST_CASE(
       directories.push_back(test::save_in(root.path() / std::to_string(i), r.runner));
       // State in host memory is written as it is.
       const bool from_device = r.runner.device().copied_bytes(Queue::device_to_host) > copied;
-      CHECK(from_device == (i < 2));
+      CHECK(from_device == (i != 2));
       losses.push_back(r.step().loss);
       ends.push_back(state_of(r.runner));
     }
@@ -302,18 +350,50 @@ TEST_CASE(
 }
 
 TEST_CASE("an asynchronous save holds the offloaded state at its step") {
-  const config::Config config = offloaded(test::resolve_preset<test::Checked>("bf16_mixed", kBuckets), 0.3);
-  const test::SharedDirectory root;
-  Running r(config);
-  Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
-  r.step(), r.step();
-  const auto now = test::save_in(root.path() / "now", r.runner);
-  saver.begin(test::plan_in(root.path() / "later"), r.runner.state());
-  r.step(), r.step();
-  const auto ended = saver.finish();
-  REQUIRE(ended);
-  CHECK_MESSAGE(ended->error.empty(), ended->error);
-  CHECK(tensors_in(ended->directory) == tensors_in(now));
+  const test::SharedDirectory root, files;
+  const config::Config config = test::resolve_preset<test::Checked>("bf16_mixed", kBuckets);
+  for (const config::Config& one : {offloaded(config, 0.3), in_files(config, 0.8, files.path())}) {
+    const std::string name = one.optimizer.optimizer_offload_path ? "files" : "memory";
+    Running r(one);
+    Saver saver(world(), r.runner.store(), r.runner.optimizer(), true, r.runner.device());
+    r.step(), r.step();
+    const auto now = test::save_in(root.path() / name / "now", r.runner);
+    saver.begin(test::plan_in(root.path() / name / "later"), r.runner.state());
+    r.step(), r.step();
+    const auto ended = saver.finish();
+    REQUIRE(ended);
+    CHECK_MESSAGE(ended->error.empty(), ended->error);
+    CHECK(tensors_in(ended->directory) == tensors_in(now));
+  }
+}
+
+TEST_CASE("with state in files the host's memory stays below a cap that state in memory exceeds") {
+  if (world().size() > 1) return;
+  const test::SharedDirectory files;
+  for (const char* preset : {"bf16_mixed", "fp32"}) {
+    CAPTURE(std::string(preset));
+    const config::Config config =
+        test::resolve_preset<test::Checked>(preset, {"model.hidden_size=96", "model.vocab_size=4000"});
+    config::Config small = in_files(config, 1, files.path());
+    small.optimizer.optimizer_offload_chunk_size = 32768;
+    const Trained plain = run_steps(config, 3), in_memory = run_steps(offloaded(config, 1), 3);
+    const Trained found = run_steps(small, 3);
+    check_same(found, plain);
+    CHECK(found.device.peak == in_memory.device.peak);
+    // Three chunks of main parameters and moments, with the model's, and the gradients of two.
+    const int64_t cap = int64_t{32768} * (3 * 14 + 2 * 4) + (int64_t{1} << 20);
+    CHECK(in_memory.host.peak > 2 * cap);
+    CHECK(found.host.peak < cap);
+    const StepEstimate estimate = estimate_step(small);
+    CHECK(static_cast<double>(estimate.state_file) ==
+          doctest::Approx(static_cast<double>(12 * found.offloaded)).epsilon(0.1));
+    CHECK(estimate.state_file >= 12 * found.offloaded);
+    // Saves and data are estimated for a run with both.
+    for (size_t c = 0; c < kMemoryCategories; ++c)
+      if (c != static_cast<size_t>(MemoryCategory::snapshot) &&
+          c != static_cast<size_t>(MemoryCategory::data))
+        CHECK(found.host.peak_by_category[c] == estimate.host_memory.peak_by_category[c]);
+  }
 }
 
 TEST_CASE("device and pinned memory of offloaded state are estimated within 2 %") {
@@ -360,17 +440,37 @@ TEST_CASE("the device's memory falls by the state that is offloaded") {
   }
 }
 
+namespace {
+class Collector final : public TapeObserver {
+ public:
+  bool waits() const override { return false; }
+  void observe(const TapeEvent&) override {}
+  void queue_span(const QueueSpan& span) override { spans.push_back(span); }
+  std::vector<QueueSpan> spans;
+};
+}  // namespace
+
+TEST_CASE("a trace shows the waits of updates for the file of their state") {
+  if (world().size() > 1) return;
+  const test::SharedDirectory files;
+  Collector collected;
+  Running r(in_files(test::resolve_preset<test::Checked>("bf16_mixed", kBuckets), 1, files.path()));
+  r.step();
+  r.runner.observe(&collected);
+  r.step();
+  r.runner.observe(nullptr);
+  r.runner.device().synchronize();
+  const std::string last = std::to_string(r.runner.optimizer().buffers().size() - 1);
+  CHECK(std::ranges::count_if(collected.spans, [&](const QueueSpan& span) {
+          return span.queue == "host kernels" && span.name == "wait for the file of chunk " + last;
+        }) == 1);
+}
+
 TEST_CASE("a trace shows the copies of offloaded updates on their queues, beside each other") {
   if (world().size() > 1) return;
   const config::Config config =
       offloaded(test::resolve_preset<test::Checked>("bf16_mixed", {"ddp.bucket_size=5000"}), 1);
-  class Collector final : public TapeObserver {
-   public:
-    bool waits() const override { return false; }
-    void observe(const TapeEvent&) override {}
-    void queue_span(const QueueSpan& span) override { spans.push_back(span); }
-    std::vector<QueueSpan> spans;
-  } collected;
+  Collector collected;
   Running r(config);
   r.runner.observe(&collected);
   constexpr int kSteps = 3;
@@ -408,5 +508,6 @@ TEST_CASE("on the CPU no optimizer state is offloaded, and the log says so") {
         "optimizer.optimizer_cpu_offload: nothing is offloaded, because the memory of the device cpu is the "
         "host's");
   CHECK(offload_note(offloaded(config, 0.3), *test::Checked::make(1)).empty());
+  CHECK(offload_note(in_files(config, 0.3, "/tmp"), *test::Cpu::make(1)).empty());
   CHECK(estimate_step(offloaded(config, 0.3)).memory.peak == estimate_step(config).memory.peak);
 }

@@ -65,7 +65,8 @@ std::vector<std::vector<double>> gathered(StepRunner& runner) {
                        -std::numeric_limits<double>::infinity());
     for (const auto& piece : runner.store().parameter_shards()) {
       const auto values =
-          (buffers ? parallel::FlatStore::range_of(piece, piece.range, *buffers) : piece.values).to_floats();
+          (buffers ? parallel::FlatStore::range_of(piece, piece.range, *buffers) : piece.values())
+              .to_floats();
       std::copy(values.begin(), values.end(),
                 all[first + static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
     }

@@ -178,8 +178,8 @@ void describe(Section<OptimizerConfig>& s) {
       .used_when<Config>("a moment or the main parameters are stored below fp32", stores_below_fp32);
   s.field("optimizer_cpu_offload", &O::optimizer_cpu_offload)
       .doc(
-          "keep main parameters and moments in host memory and update them on the CPU; no effect where the "
-          "device's memory is the host's")
+          "keep main parameters and moments in host memory or optimizer_offload_path; no effect on the CPU "
+          "without the latter")
       .effect(Effect::memory);
   s.field("optimizer_offload_fraction", &O::optimizer_offload_fraction)
       .doc("offloaded fraction of the optimizer state: the last elements of each bucket that a rank updates")
@@ -187,6 +187,23 @@ void describe(Section<OptimizerConfig>& s) {
       .effect(Effect::memory)
       .used_when<Config>("`optimizer.optimizer_cpu_offload` is true",
                          [](const Config& c) { return c.optimizer.optimizer_cpu_offload; });
+  s.field("optimizer_offload_path", &O::optimizer_offload_path)
+      .doc("directory for the offloaded state, in an unnamed file of each rank; null: host memory")
+      .effect(Effect::memory)
+      .known_as("nvme_path")
+      .used_when<Config>("`optimizer.optimizer_cpu_offload` is true",
+                         [](const Config& c) { return c.optimizer.optimizer_cpu_offload; });
+  s.field("optimizer_offload_chunk_size", &O::optimizer_offload_chunk_size)
+      .doc(
+          "largest number of elements of offloaded state that are read at once; three such chunks are in "
+          "memory")
+      .unit("parameters")
+      .min(4096)
+      .effect(Effect::memory)
+      .known_as("sub_group_size")
+      .used_when<Config>("`optimizer.optimizer_offload_path` is set", [](const Config& c) {
+        return c.optimizer.optimizer_cpu_offload && c.optimizer.optimizer_offload_path;
+      });
 }
 
 }  // namespace capstan::config

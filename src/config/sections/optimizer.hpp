@@ -100,6 +100,8 @@ struct OptimizerConfig {
   bool stochastic_rounding = false;
   bool optimizer_cpu_offload = false;
   double optimizer_offload_fraction = 1.0;
+  std::optional<Path> optimizer_offload_path;
+  int64_t optimizer_offload_chunk_size = 4'194'304;
 };
 
 }  // namespace capstan::config

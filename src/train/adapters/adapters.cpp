@@ -85,8 +85,9 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
     const auto values =
         std::span<const float>(found->second)
             .subspan(static_cast<size_t>(shard.range.begin), static_cast<size_t>(shard.range.count));
-    CAPSTAN_ASSERT(shard.values.dtype() == DType::f32, "main parameters of adapters are fp32");
-    shard.values.copy_from_host_bytes(std::as_bytes(values));
+    CAPSTAN_ASSERT(shard.memory.dtype() == DType::f32, "main parameters of adapters are fp32");
+    shard.values().copy_from_host_bytes(std::as_bytes(values));
+    shard.set_changed();
   }
   store.after_load();
 }

@@ -234,7 +234,7 @@ static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon
   };
 }
 
-parallel::FlatStore::Options store_options(const config::Config& config) {
+parallel::FlatStore::Options store_options(const config::Config& config, int rank) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
   if (config.optimizer.main_params_dtype == config::Precision::bf16) options.main = DType::bf16;
@@ -248,6 +248,11 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
   if (config.optimizer.optimizer_cpu_offload)
     options.offload_fraction = config.optimizer.optimizer_offload_fraction;
+  if (const auto& directory = config.optimizer.optimizer_offload_path) {
+    options.state_directory = directory->resolved;
+    options.chunk_elements = config.optimizer.optimizer_offload_chunk_size;
+    options.state_owner = "rank " + std::to_string(rank);
+  }
   if (config.peft) {
     options.trainable = [](const Parameter& parameter) { return parameter.spec().adapter; };
     options.lora_b_lr_ratio = config.peft->lora_plus_ratio.value_or(1);
@@ -293,11 +298,11 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
                                                static_cast<size_t>(region.elements.count)),
                      pool);
   };
-  for (const auto& shard : store.parameter_shards())
+  for (const auto& shard : store.parameter_shards()) {
     for (const FlatRange& range : chunks_of(shard.range)) {
       make(*shard.parameter, range);
       const Tensor target =
-          shard.values.flat_range(range.begin - shard.range.begin, range.count, {range.count});
+          shard.values().flat_range(range.begin - shard.range.begin, range.count, {range.count});
       if (target.dtype() == DType::f32) {
         target.copy_from_host_bytes(std::as_bytes(std::span(values)));
       } else {
@@ -308,6 +313,8 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
         target.copy_from_host_bytes(rounded);
       }
     }
+    shard.set_changed();
+  }
   for (const auto& parameter : store.parameters()) {
     if (!store.quantized(*parameter)) continue;
     make(*parameter, {0, parameter->shape().elements()});

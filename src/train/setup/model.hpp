@@ -35,7 +35,7 @@ parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t mic
 
 // Options of the parameter store from `ddp`, `mixed_precision` and `optimizer`, and the groups that it works
 // with. `mesh` must be connected.
-parallel::FlatStore::Options store_options(const config::Config& config);
+parallel::FlatStore::Options store_options(const config::Config& config, int rank = 0);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
 // The optimizer of the store's buffers.
 std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, Device& device,

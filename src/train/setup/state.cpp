@@ -68,8 +68,8 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
         mine.push_back({std::move(name), parameter.spec().shape, region.where, dtype, std::move(values)});
       };
       const int64_t offset = region.elements.begin - shard.range.begin, count = region.elements.count;
-      add(parameter.name(), shard.values.dtype(),
-          [values = shard.values.flat_range(offset, count, {count})] { return values; });
+      add(parameter.name(), shard.memory.dtype(),
+          [&shard, offset, count] { return shard.values().flat_range(offset, count, {count}); });
       if (!optimizer || shard.buffer < 0) continue;
       for (const auto& s : optimizer->state())
         if (s.has(shard.buffer))
@@ -452,7 +452,8 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   store.before_load();
   for (const auto& shard : store.parameter_shards()) {
     if (!takes(which, *shard.parameter)) continue;
-    read_into(reader, shard.parameter->name(), shard, shard.values);
+    read_into(reader, shard.parameter->name(), shard, shard.values());
+    shard.set_changed();
     if (!optimizer || shard.buffer < 0) continue;
     for (const auto& s : optimizer->state()) {
       if (!s.has(shard.buffer)) continue;
@@ -470,8 +471,11 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
 void load_parameters(TensorSource& source, parallel::FlatStore& store, ParameterSet which) {
   check_parameters(source, store, which);
   store.before_load();
-  for (const auto& shard : store.parameter_shards())
-    if (takes(which, *shard.parameter)) read_into(source, shard.parameter->name(), shard, shard.values);
+  for (const auto& shard : store.parameter_shards()) {
+    if (!takes(which, *shard.parameter)) continue;
+    read_into(source, shard.parameter->name(), shard, shard.values());
+    shard.set_changed();
+  }
   // Parameters stored in 4 bits are quantized as they are read, one at a time.
   std::vector<float> values;
   for (const auto& parameter : store.parameters()) {

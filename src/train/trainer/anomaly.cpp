@@ -100,7 +100,7 @@ void FiniteCheck::values(char phase, const std::string& name, std::span<const Pa
 
 const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store) {
   for (const auto& shard : store.parameter_shards())
-    if (!all_finite(shard.values)) return shard.parameter;
+    if (!all_finite(shard.values())) return shard.parameter;
   return nullptr;
 }
 

@@ -87,7 +87,8 @@ class MetaTrainer {
         device_(make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks)),
         mesh_(mesh_sizes(config, config.dist.world_size), rank),
         model_((connect_meta(mesh_, transport), models::build(config.model, model_shard(config, mesh_)))),
-        store_(*device_, model_->parameters(), store_groups(mesh_), store_options(config)),
+        store_(*device_, model_->parameters(), store_groups(mesh_),
+               store_options(config, static_cast<int>(rank))),
         optimizer_(make_optimizer(config, *device_, store_)),
         saved_(state_tensors(store_, config.checkpoint.save_optim ? optimizer_.get() : nullptr)),
         snapshot_(config.checkpoint.async_save && config.checkpoint.save_interval
@@ -104,6 +105,7 @@ class MetaTrainer {
   }
 
   const Device& device() const { return *device_; }
+  int64_t state_file_bytes() const { return store_.state_file() ? store_.state_file()->bytes() : 0; }
   // Number of micro-batches of a step.
   int64_t micro_batches() const { return micro_batches_; }
 
@@ -205,6 +207,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   trainer.save();
   StepEstimate estimate;
   estimate.transport = *transport;
+  estimate.state_file = trainer.state_file_bytes();
   estimate.memory = trainer.device().memory();
   estimate.host_memory = trainer.device().memory(MemoryKind::host);
   // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two

@@ -24,6 +24,8 @@ struct StepEstimate {
   MemoryUse memory, host_memory;
   // Bytes of data that the host holds in addition to the loader's; included in the memory above.
   int64_t resident_data = 0;
+  // Size of the file of this rank's optimizer state (optimizer.optimizer_offload_path).
+  int64_t state_file = 0;
   // Bytes that this rank sends in a step, by group.
   std::map<std::string, int64_t> sent;
   // Kernels that this rank launches in a step, by queue, and all of them.

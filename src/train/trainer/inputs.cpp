@@ -14,6 +14,7 @@
 #include "base/function_ref.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/store.hpp"
 #include "config/core/external.hpp"
 #include "data/dataset_meta.hpp"
@@ -21,7 +22,10 @@
 #include "data/input_reader.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
+#include "train/setup/offload.hpp"
 #include "train/setup/tokenizer.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/fit.hpp"
 #include "train/trainer/run_data.hpp"
 #include "train/trainer/run_recorder.hpp"
 #include "train/trainer/start_checks.hpp"
@@ -213,6 +217,9 @@ void look_for_data(const config::DatasetConfig& d, MissingFileSearch& search) {
 
 std::vector<MissingFile> missing_files(const config::Config& config, bool resumes) {
   MissingFileSearch search;
+  // Not created: a file system that is not mounted would go unnoticed.
+  if (const auto& directory = state_directory(config))
+    search.path("optimizer.optimizer_offload_path", *directory);
   const config::CheckpointConfig& c = config.checkpoint;
   if (!resumes && c.load) search.weights("checkpoint.load", *c.load);
   if ((!resumes || config.peft) && c.pretrained_checkpoint)
@@ -354,6 +361,29 @@ static std::string unwritable_reason(fs::path directory) {
   return quoted + ": " + system_error_text(errno);
 }
 
+// The directory of optimizer state, unless it is missing: missing_files() names it then.
+static void look_at_state_directory(const config::Config& config, const config::Path& directory,
+                                    std::vector<MissingFile>& found) {
+  const std::string field = "optimizer.optimizer_offload_path";
+  std::error_code unknown;
+  if (!fs::exists(fs::symlink_status(directory.resolved, unknown))) return;
+  if (const std::string reason = unwritable_reason(directory.resolved); !reason.empty()) {
+    found.push_back({field, directory.text, "not writable: " + field + " = " + directory.text + ": " + reason,
+                     field + "=PATH names another directory"});
+    return;
+  }
+  const fs::space_info space = fs::space(directory.resolved, unknown);
+  if (unknown) return;
+  const int ranks = ranks_on_one_host(config);
+  const auto needed = static_cast<double>(estimate_step(config, 0, ranks).state_file) * ranks;
+  if (needed <= static_cast<double>(space.available)) return;
+  found.push_back({field, directory.text,
+                   "too small: " + field + " = " + directory.text + ": " + human_bytes(needed) +
+                       " of optimizer state of " + counted(ranks, "rank") + ", " +
+                       human_bytes(static_cast<double>(space.available)) + " free",
+                   field + "=PATH names another directory"});
+}
+
 std::vector<MissingFile> unwritable_directories(const config::Config& config, const RunOptions& options) {
   std::vector<MissingFile> found;
   const auto look = [&](const char* field, const std::string& shown, const std::string& name,
@@ -377,6 +407,7 @@ std::vector<MissingFile> unwritable_directories(const config::Config& config, co
         config.dataset.kind == config::DatasetKind::gpt);
   field("logger.tensorboard_dir", config.logger.tensorboard_dir, config.logger.tensorboard);
   field("profiling.trace_dir", config.profiling.trace_dir, config.profiling.trace);
+  if (const auto& directory = state_directory(config)) look_at_state_directory(config, *directory, found);
   return found;
 }
 

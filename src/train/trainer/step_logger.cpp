@@ -116,7 +116,10 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
             "/s (measured; MFU is a fraction of it)");
   const int64_t on_host = estimate.host_memory.total();
   log_.line("memory estimated: " + memory_text(estimate.memory) +
-            (on_host > 0 ? "; on the host: " + memory_text(estimate.host_memory) : ""));
+            (on_host > 0 ? "; on the host: " + memory_text(estimate.host_memory) : "") +
+            (estimate.state_file > 0
+                 ? "; in a file: optimizer state, " + human_bytes(static_cast<double>(estimate.state_file))
+                 : ""));
   report_estimated_time(estimate);
   last_line_ = Clock::now();
 }

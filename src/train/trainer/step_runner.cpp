@@ -36,7 +36,7 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())),
       batch_ramp_(config.train) {
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
-                                                 store_options(config));
+                                                 store_options(config, world.rank()));
   optimizer_ = make_optimizer(config, *device_, *store_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_,

@@ -109,6 +109,10 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   world_.share_rank_status(recorder_->directory() / "rank_status");
 
   runner_ = std::make_unique<StepRunner>(config_, world_);
+  optim::StateFile* const state_file = runner_->store().state_file();
+  comm::run_collectively(world_.communicator(), "creating the files of the optimizer state", [&] {
+    if (state_file) state_file->open();
+  });
   const std::string kernels_text =
       backend_of(config_.train.device).kernels_text(compute_type(config_.mixed_precision));
   log_->line("run " + recorder_->directory().string() + " on " + runner_->device().description() + ": " +
@@ -118,7 +122,8 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   const TransportChoice& transport = runner_->transport();
   for (const std::string& note :
        {shared_gpus(world_, runner_->device()), transport.note,
-        tensor_overlap_note(config_, transport.transport), offload_note(config_, runner_->device())})
+        tensor_overlap_note(config_, transport.transport), offload_note(config_, runner_->device()),
+        state_file_note(state_file, world_.size())})
     if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, nullptr, *log_);
