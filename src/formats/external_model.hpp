@@ -39,8 +39,8 @@ class ExternalModel {
   // run decides whether they are read.
   const config::ModelConfig& model() const { return model_; }
   const PredictionLayers& prediction_layers() const { return prediction_layers_; }
-  // Those that a conversion keeps: prediction_layers() up to the first whose own copy of embedding or head has
-  // other values than the model's, since a model has one of each. Reads the copies.
+  // Those that a conversion keeps: prediction_layers() up to the first whose own copy of embedding or head
+  // differs from the model's, because a model has one of each. Reads the copies.
   PredictionLayers kept_prediction_layers();
   // Type of most weights; fp32 for quantized weights.
   DType dtype() const { return dtype_; }
