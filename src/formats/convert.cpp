@@ -147,17 +147,14 @@ struct HfClass {
   std::string config;
 };
 
-// Whether a config.json names the model's layers of multi-token prediction, if it has any.
-bool has_prediction_layers(const std::string& config, const config::ModelConfig& model) {
-  return !model.mtp_num_layers || json_of(config).value(kPredictionLayers, Json()) == *model.mtp_num_layers;
-}
-
-// Returns the config.json that came with the weights if it still describes the model.
+// Returns the config.json that came with the weights if it still describes the model, with the number of
+// layers of multi-token prediction that the model has.
 HfClass hf_class_of(const config::ModelConfig& ours, const Assets& assets, DType dtype) {
   if (const std::string* kept = asset_file(assets, kConfigFile)) {
     const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
-    if (differences(ours, model.model).empty() && has_prediction_layers(*kept, ours))
-      return {model.family, with_dtype(*kept, dtype)};
+    if (differences(ours, model.model).empty())
+      return {model.family,
+              with_dtype(with_prediction_layers(*kept, model, ours.mtp_num_layers.value_or(0)), dtype)};
   }
   const HfConfig made = write_hf_config(ours, dtype);
   return {made.family, with_special_ids(made.text, assets)};
@@ -208,11 +205,13 @@ WriteResult write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
 }
 
 WriteResult write_checkpoint(ExternalModel& from, const fs::path& to, std::optional<DType> dtype) {
-  const config::Resolution resolution = resolve_recipe(from);
+  const PredictionLayers layers = from.kept_prediction_layers();
+  const config::Resolution resolution = resolve_recipe(from, {}, layers.count);
   resolution.require_ok();
   const auto source = from.parameters(resolution.config.model);
   WriteResult written = write_first_checkpoint({&resolution, source.get(), dtype, from.assets(), ""}, to);
   written.kind = from.kind();
+  written.left_out = layers.left_out;
   return written;
 }
 

@@ -35,9 +35,12 @@ struct WriteResult {
   std::string kind;
   // False if the model was exported without a tokenizer.
   bool tokenizer = true;
+  // A line about weights that were left out; empty: none were.
+  std::string left_out;
 };
 
-// Converts a model to a checkpoint. All tensors are converted to `dtype`; nullopt keeps their types.
+// Converts a model, with its layers of multi-token prediction, to a checkpoint. All tensors are converted to
+// `dtype`; nullopt keeps their types.
 WriteResult write_checkpoint(ExternalModel& from, const std::filesystem::path& to,
                              std::optional<DType> dtype);
 

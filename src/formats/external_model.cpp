@@ -5,7 +5,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/hash.hpp"
+#include "checkpoint/safetensors.hpp"
 #include "config/core/emit.hpp"
 #include "config/core/external.hpp"
 #include "config/core/library.hpp"
@@ -69,18 +71,53 @@ std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::Te
   return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
 }
 
+namespace {
+
+// Whether two tensors have the same type, shape and bytes.
+bool same_tensor(checkpoint::TensorSource& source, const std::string& a, const std::string& b) {
+  const checkpoint::TensorInfo &x = source.at(a), &y = source.at(b);
+  if (x.dtype != y.dtype || x.shape != y.shape) return false;
+  std::vector<std::byte> first, second;
+  for (const Region& region : checkpoint::row_slabs(full_region(x.shape), x.dtype, checkpoint::kChunkBytes)) {
+    first.resize(static_cast<size_t>(region.sizes.elements() * size_of(x.dtype)));
+    second.resize(first.size());
+    source.read(a, x.dtype, region, first);
+    source.read(b, x.dtype, region, second);
+    if (first != second) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+PredictionLayers ExternalModel::kept_prediction_layers() {
+  PredictionLayers kept = prediction_layers_;
+  for (int64_t depth = 0; depth < kept.count; ++depth)
+    for (const auto& [copy, original] : prediction_layer_copies(model_, names_, depth)) {
+      if (!files().find(copy) || same_tensor(files(), copy, original)) continue;
+      kept.left_out = counted(kept.count - depth, "layer") +
+                      " for multi-token prediction left out: " + in_quotes(copy) + " differs from " +
+                      in_quotes(original);
+      kept.count = depth;
+      return kept;
+    }
+  return kept;
+}
+
 std::string model_preset(const std::string& name) {
   return section_text(ExternalModel::open(name)->model());
 }
 
-std::string recipe_text(const ExternalModel& model) {
+std::string recipe_text(const ExternalModel& model, int64_t prediction_layers) {
+  config::ModelConfig described = model.model();
+  if (prediction_layers > 0) described.mtp_num_layers = prediction_layers;
   std::string text = "# Made from " + model.name() + ".\n";
   fs::path named = model.name().substr(model.name().find(':') + 1);
   if (!named.has_filename()) named = named.parent_path();
   const fs::path title =
       config::split_scheme(model.name()).scheme == "gguf:" ? named.stem() : named.filename();
   text += "name: " + config::yaml_text(title.string()) + "\nmodel:\n";
-  const std::string section = section_text(model.model());
+  const std::string section = section_text(described);
   for (const auto line : split(section, '\n'))
     if (!line.empty()) text += "  " + std::string(line) + "\n";
   text += std::string("mixed_precision: ") + (model.dtype() == DType::bf16 ? "bf16_mixed" : "fp32") + "\n";
@@ -93,10 +130,11 @@ std::string recipe_text(const ExternalModel& model) {
   return text;
 }
 
-config::Resolution resolve_recipe(const ExternalModel& model, config::Request request) {
+config::Resolution resolve_recipe(const ExternalModel& model, config::Request request,
+                                  int64_t prediction_layers) {
   // The name of the recipe in messages.
   request.recipe = model.name() + "/recipe.yaml";
-  return config::resolve_text(recipe_text(model), request);
+  return config::resolve_text(recipe_text(model, prediction_layers), request);
 }
 
 void use_in_recipes() {

@@ -18,6 +18,14 @@
 
 namespace capstan::formats {
 
+// The layers of multi-token prediction of a model.
+struct PredictionLayers {
+  // Those that config.json names and of which the files have all tensors, counted from the first.
+  int64_t count = 0;
+  // A line about the others that config.json names or that the files have; empty: there are none.
+  std::string left_out;
+};
+
 class ExternalModel {
  public:
   // Opens a model and reads everything except the weights' bytes. Throws ErrorCode::not_found, ::format, or
@@ -27,8 +35,13 @@ class ExternalModel {
 
   // The name that was passed to open().
   const std::string& name() const { return name_; }
-  // The model section, including derived values.
+  // The model section, including derived values. It has no layers of multi-token prediction: the recipe of a
+  // run decides whether they are read.
   const config::ModelConfig& model() const { return model_; }
+  const PredictionLayers& prediction_layers() const { return prediction_layers_; }
+  // Those that a conversion keeps: prediction_layers() up to the first whose own copy of embedding or head
+  // differs from the model's, because a model has one of each. Reads the copies.
+  PredictionLayers kept_prediction_layers();
   // Type of most weights; fp32 for quantized weights.
   DType dtype() const { return dtype_; }
   // "llama in safetensors", for messages.
@@ -64,6 +77,7 @@ class ExternalModel {
 
   std::string name_;
   config::ModelConfig model_;
+  PredictionLayers prediction_layers_;
   TensorNames names_;
   DType dtype_ = DType::f32;
 };
@@ -71,9 +85,10 @@ class ExternalModel {
 // The lines of the model section, for `model: hf:DIR`.
 std::string model_preset(const std::string& name);
 // A complete recipe for the model, for evaluation, generation and converted checkpoints. The compute type is
-// that of the weights, fp32 for fp16.
-std::string recipe_text(const ExternalModel& model);
-config::Resolution resolve_recipe(const ExternalModel& model, config::Request request = {});
+// that of the weights, fp32 for fp16. prediction_layers: model.mtp_num_layers; 0: null.
+std::string recipe_text(const ExternalModel& model, int64_t prediction_layers = 0);
+config::Resolution resolve_recipe(const ExternalModel& model, config::Request request = {},
+                                  int64_t prediction_layers = 0);
 
 // Registers `model: hf:DIR` and `model: gguf:FILE` for all recipes.
 void use_in_recipes();

@@ -72,6 +72,8 @@ const Family* find_family(std::string_view model_type);
 
 // The key of config.json for the number of layers of multi-token prediction.
 inline constexpr const char* kPredictionLayers = "num_nextn_predict_layers";
+// The largest model.mtp_num_layers.
+inline constexpr int64_t kMaxPredictionLayers = 64;
 
 // Upper bounds for sizes from untrusted files, because tables grow with them.
 inline constexpr int64_t kMaxLayers = 1 << 13, kMaxHeads = 1 << 16, kMaxExperts = 1 << 12;

@@ -32,6 +32,16 @@ std::string_view torch_name(DType type) {
   return type == DType::bf16 ? "bfloat16" : type == DType::f16 ? "float16" : "float32";
 }
 
+std::optional<int64_t> prediction_layers(ConfigJson& c) {
+  if (c.missing(kPredictionLayers)) return std::nullopt;
+  const Json& given = c.value(kPredictionLayers);
+  if (given.is_null()) return 0;
+  if (given.is_number_integer() && given >= 0 && given <= kMaxPredictionLayers) return given.get<int64_t>();
+  c.refuse("`" + std::string(kPredictionLayers) + "` is " + json_excerpt(given) +
+           ", not a number of layers up to " + std::to_string(kMaxPredictionLayers));
+  return 0;
+}
+
 }  // namespace
 
 HfModel read_hf_config(std::string_view text, const std::string& location) {
@@ -47,6 +57,7 @@ HfModel read_hf_config(std::string_view text, const std::string& location) {
   c.only("is_encoder_decoder", false, "the family has no encoder");
   c.only("tie_encoder_decoder", false, "the family has no encoder");
   result.family->read(c, result.model);
+  if (result.family->has_prediction_layers) result.prediction_layers = prediction_layers(c);
   c.finish();
   const int64_t positions = result.model.max_position_embeddings.value_or(kMaxSequence);
   result.model.seq_length = std::min(positions, kMaxSequence);
@@ -94,6 +105,15 @@ std::string with_dtype(const std::string& text, DType dtype) {
     if (parsed.contains(key) && parsed[key] != torch_name(dtype))
       parsed[key] = torch_name(dtype), changed = true;
   return changed ? dump_json(parsed, 2) + "\n" : text;
+}
+
+std::string with_prediction_layers(const std::string& text, const HfModel& its, int64_t count) {
+  if (!its.family->has_prediction_layers) return text;
+  // The class has one layer where the key is missing, and does not run it.
+  if (its.prediction_layers ? *its.prediction_layers == count : count <= 1) return text;
+  auto parsed = ordered_json_of(text);
+  parsed[kPredictionLayers] = count;
+  return dump_json(parsed, 2) + "\n";
 }
 
 }  // namespace capstan::formats

@@ -1,8 +1,10 @@
 // The ExternalModel of hf:DIR.
 #include <cstring>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "formats/family.hpp"
 #include "formats/formats.hpp"
 #include "formats/fp8_weights.hpp"
@@ -36,6 +38,7 @@ class HfModelFiles final : public ExternalModel {
       return is_buffer(tensor) || is_of_prediction_layer(tensor) ||
              (tensor == head() && model_.share_embeddings_and_output_weights);
     });
+    if (family_->has_prediction_layers) find_prediction_layers(read.prediction_layers);
   }
 
   std::string kind() const override { return std::string(family_->model_type) + " in safetensors"; }
@@ -66,6 +69,51 @@ class HfModelFiles final : public ExternalModel {
     tensor.remove_prefix(before.size());
     const auto layer = parse_int(tensor.substr(0, tensor.find('.')));
     return layer && *layer >= model_.num_layers;
+  }
+
+  // named: in config.json; nullopt: the key is missing, and the class has one layer.
+  void find_prediction_layers(std::optional<int64_t> named) {
+    std::string present;
+    for (const std::string& tensor : tensors_.names())
+      if (present.empty() && is_of_prediction_layer(tensor)) present = tensor;
+    const int64_t count = named.value_or(present.empty() ? 0 : 1);
+    int64_t& complete = prediction_layers_.count;
+    std::string problem;
+    while (complete < count && (problem = problem_of_prediction_layer(complete)).empty()) ++complete;
+    const std::string value =
+        "`" + std::string(kPredictionLayers) + "` is " + std::to_string(count) + ", and ";
+    if (complete < count)
+      prediction_layers_.left_out =
+          counted(count - complete, "layer") + " for multi-token prediction left out: " + value + problem;
+    else if (const std::string further = further_tensor(count); !further.empty())
+      prediction_layers_.left_out =
+          "tensors for multi-token prediction left out: " + value + "the files have " + in_quotes(further);
+  }
+
+  // Which tensor of the layer is not there as the model's sizes ask for it; empty: none.
+  std::string problem_of_prediction_layer(int64_t depth) const {
+    config::ModelConfig with = model_;
+    with.mtp_num_layers = depth + 1;
+    const std::string layer = layer_prefix(names_, model_.num_layers + depth);
+    for (const auto& [tensor, shape] : parameter_table(with, names_).sources) {
+      if (!tensor.starts_with(layer)) continue;
+      const auto* stored = tensors_.find(tensor);
+      if (!stored) return in_quotes(tensor) + " is missing";
+      if (stored->shape != shape)
+        return in_quotes(tensor) + " is " + stored->shape.text() + " and should be " + shape.text();
+    }
+    return {};
+  }
+
+  // A tensor of a layer that follows the first `count` layers for multi-token prediction, or of none of their
+  // parameters; empty: there is none.
+  std::string further_tensor(int64_t count) const {
+    config::ModelConfig with = model_;
+    if (count > 0) with.mtp_num_layers = count;
+    const ArrangementTable table = file_table(with, names_);
+    for (const std::string& tensor : tensors_.names())
+      if (is_of_prediction_layer(tensor) && !is_buffer(tensor) && !table.targets.count(tensor)) return tensor;
+    return {};
   }
 
   void check_weights() override {

@@ -294,15 +294,24 @@ ArrangementTable parameter_table(const ModelConfig& model, const TensorNames& na
   return Builder(model, names).build();
 }
 
+std::string layer_prefix(const TensorNames& names, int64_t layer) {
+  return numbered(names.layer, layer);
+}
+
+std::vector<std::pair<std::string, std::string>> prediction_layer_copies(const ModelConfig& model,
+                                                                         const TensorNames& names,
+                                                                         int64_t depth) {
+  const std::string layer = layer_prefix(names, model.num_layers + depth),
+                    embedding = names.embedding + ".weight",
+                    head = model.share_embeddings_and_output_weights ? embedding : names.head + ".weight";
+  return {{layer + names.mtp_embedding + ".weight", embedding}, {layer + names.mtp_head + ".weight", head}};
+}
+
 ArrangementTable file_table(const ModelConfig& model, const TensorNames& names) {
   ArrangementTable table = inverted(parameter_table(model, names));
-  const std::string embedding = names.embedding + ".weight",
-                    head = model.share_embeddings_and_output_weights ? embedding : names.head + ".weight";
-  for (int64_t depth = 0; depth < model.mtp_num_layers.value_or(0); ++depth) {
-    const std::string layer = numbered(names.layer, model.num_layers + depth);
-    table.targets[layer + names.mtp_embedding + ".weight"] = table.targets.at(embedding);
-    table.targets[layer + names.mtp_head + ".weight"] = table.targets.at(head);
-  }
+  for (int64_t depth = 0; depth < model.mtp_num_layers.value_or(0); ++depth)
+    for (const auto& [copy, original] : prediction_layer_copies(model, names, depth))
+      table.targets[copy] = table.targets.at(original);
   return table;
 }
 

@@ -5,7 +5,10 @@
 // all experts of a layer are one tensor [experts, out, in].
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "config/sections/model.hpp"
 #include "formats/rearranged.hpp"
@@ -58,6 +61,14 @@ ArrangementTable parameter_table(const config::ModelConfig& model, const TensorN
 
 // The table for writing. With multi-token prediction, each of its layers gets copies of embedding and head.
 ArrangementTable file_table(const config::ModelConfig& model, const TensorNames& names);
+
+// What precedes the names of a layer's tensors in the file, such as "model.layers.61.".
+std::string layer_prefix(const TensorNames& names, int64_t layer);
+// The tensors that repeat the embedding and the head in a layer of multi-token prediction: name in the file,
+// and name of the original.
+std::vector<std::pair<std::string, std::string>> prediction_layer_copies(const config::ModelConfig& model,
+                                                                         const TensorNames& names,
+                                                                         int64_t depth);
 
 // Whether a tensor, under Capstan's or a file's name, keeps its type where weights are converted: the bias of
 // experts, which is fp32 beside weights in 16 bits.

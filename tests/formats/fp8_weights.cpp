@@ -11,6 +11,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/reader.hpp"
+#include "config/resolve/resolve.hpp"
 #include "formats/convert.hpp"
 #include "formats/hf_directory.hpp"
 #include "models/registry.hpp"
@@ -82,6 +83,67 @@ float noise(int64_t i) {
   return 0.3f * static_cast<float>((i * 7919 % 2003) - 1001) / 1001;
 }
 
+// The tensors of the fixture, with a layer for multi-token prediction, and the directory that holds them.
+const fs::path kDeepseekV3 = test::kFormatFixtures / "families/deepseek_v3_moe";
+const std::string kMtpLayer = "model.layers.3.";
+TensorFiles tensors_with_mtp() {
+  TensorFiles files;
+  HfDirectory plain(kDeepseekV3);
+  for (const std::string& name : plain.names())
+    files[name] = stored_tensor(DType::f32, plain.at(name).shape, test::floats(plain, name));
+  // Layers are 0 to 2. The layer of kind 2 with other values.
+  const std::string last = "model.layers.2.";
+  const auto add = [&](const std::string& name, const Shape& shape, float first) {
+    std::vector<float> values(static_cast<size_t>(shape.elements()));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i % 251);
+    files[kMtpLayer + name] = stored_tensor(DType::f32, shape, values);
+  };
+  for (const std::string& name : plain.names())
+    if (name.starts_with(last)) add(name.substr(last.size()), plain.at(name).shape, 0.25f);
+  add("enorm.weight", {24}, 1), add("hnorm.weight", {24}, 2), add("shared_head.norm.weight", {24}, 3);
+  add("eh_proj.weight", {24, 48}, 4);
+  files[kMtpLayer + "embed_tokens.weight"] = files.at("model.embed_tokens.weight");
+  files[kMtpLayer + "shared_head.head.weight"] = files.at("lm_head.weight");
+  return files;
+}
+void write_model(const TensorFiles& files, const fs::path& directory, const std::string& config) {
+  fs::create_directory(directory);
+  write_files(files, directory / kSingleFile);
+  std::ofstream(directory / "config.json") << config;
+}
+
+// A model that was converted to a checkpoint, and this checkpoint as a model.
+struct RoundTrip {
+  config::ModelConfig model;
+  std::string left_out;
+};
+RoundTrip convert_and_back(const fs::path& from, const fs::path& home) {
+  fs::remove_all(home / "checkpoint"), fs::remove_all(home / "back");
+  const auto external = ExternalModel::open("hf:" + from.string());
+  RoundTrip result;
+  result.left_out = write_checkpoint(*external, home / "checkpoint", {}).left_out;
+  auto reader = checkpoint::Reader::open(home / "checkpoint", checkpoint::Verification::content);
+  config::Request request;
+  request.recipe = (home / "checkpoint/recipe.yaml").string();
+  const config::Resolution resolution = config::resolve(request);
+  resolution.require_ok();
+  result.model = resolution.config.model;
+  write_hf(test::exported_of(reader, result.model), home / "back");
+  return result;
+}
+
+// Compares names, types, shapes and bytes.
+void check_same_tensors(const fs::path& first, const fs::path& second) {
+  HfDirectory a(first), b(second);
+  REQUIRE(a.names() == b.names());
+  for (const std::string& name : a.names()) {
+    CAPTURE(name);
+    CHECK(a.at(name).dtype == b.at(name).dtype);
+    CHECK(a.at(name).shape == b.at(name).shape);
+    CHECK(test::floats(a, name) == test::floats(b, name));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("codes times the factors of their blocks, rounded to bf16; any region of them") {
@@ -137,27 +199,8 @@ TEST_CASE("factors that do not fit their weights are refused") {
 
 TEST_CASE("layers for multi-token prediction are read where the recipe has them, and written with copies") {
   const test::TemporaryDirectory home;
-  const fs::path from = test::kFormatFixtures / "families/deepseek_v3_moe", to = home.path() / "mtp";
-  fs::create_directory(to);
-  TensorFiles files;
-  HfDirectory plain(from);
-  for (const std::string& name : plain.names())
-    files[name] = stored_tensor(DType::f32, plain.at(name).shape, test::floats(plain, name));
-  // Layers are 0 to 2. The layer of kind 2 with other values.
-  const std::string last = "model.layers.2.", mtp = "model.layers.3.";
-  const auto add = [&](const std::string& name, const Shape& shape, float first) {
-    std::vector<float> values(static_cast<size_t>(shape.elements()));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i % 251);
-    files[mtp + name] = stored_tensor(DType::f32, shape, values);
-  };
-  for (const std::string& name : plain.names())
-    if (name.starts_with(last)) add(name.substr(last.size()), plain.at(name).shape, 0.25f);
-  add("enorm.weight", {24}, 1), add("hnorm.weight", {24}, 2), add("shared_head.norm.weight", {24}, 3);
-  add("eh_proj.weight", {24, 48}, 4);
-  files[mtp + "embed_tokens.weight"] = files.at("model.embed_tokens.weight");
-  files[mtp + "shared_head.head.weight"] = files.at("lm_head.weight");
-  write_files(files, to / kSingleFile);
-  std::ofstream(to / "config.json") << read_file(from / "config.json");
+  const fs::path &from = kDeepseekV3, to = home.path() / "mtp";
+  write_model(tensors_with_mtp(), to, read_file(from / "config.json"));
 
   const auto external = ExternalModel::open("hf:" + to.string());
   config::ModelConfig model = external->model();
@@ -190,6 +233,99 @@ TEST_CASE("layers for multi-token prediction are read where the recipe has them,
   CHECK(holds(error_of([&] { llama->parameters(other); }), "layers of multi-token prediction"));
 }
 
+TEST_CASE("a conversion keeps layers for multi-token prediction, and the way back gives the same files") {
+  const test::TemporaryDirectory home;
+  const fs::path to = home.path() / "mtp";
+  const std::string config = read_file(kDeepseekV3 / "config.json");
+  const auto with_layers = [&](const Json& count) {
+    OrderedJson changed = ordered_json_of(config);
+    changed["num_nextn_predict_layers"] = count;
+    return dump_json(changed, 2) + "\n";
+  };
+  TensorFiles files = tensors_with_mtp();
+  write_model(files, to, config);
+  RoundTrip trip = convert_and_back(to, home.path());
+  CHECK(trip.model.mtp_num_layers == 1);
+  CHECK(trip.left_out.empty());
+  check_same_tensors(home.path() / "back", to);
+  CHECK(read_file(home.path() / "back/config.json") == config);
+  // The order of the tensors in the file is the writer's own from here on.
+  fs::rename(home.path() / "back", home.path() / "first");
+  convert_and_back(home.path() / "first", home.path());
+  for (const auto& entry : fs::directory_iterator(home.path() / "first"))
+    CHECK(read_file(entry.path()) == read_file(home.path() / "back" / entry.path().filename()));
+
+  // A missing key stands for one layer, as in the class.
+  OrderedJson without_key = ordered_json_of(config);
+  without_key.erase("num_nextn_predict_layers");
+  write_model(files, to, dump_json(without_key, 2));
+  CHECK(convert_and_back(to, home.path()).model.mtp_num_layers == 1);
+  check_same_tensors(home.path() / "back", to);
+  CHECK(read_file(home.path() / "back/config.json") == dump_json(without_key, 2));
+
+  // Layers that config.json does not name, and layers that the files do not have.
+  write_model(files, to, with_layers(0));
+  trip = convert_and_back(to, home.path());
+  CHECK_FALSE(trip.model.mtp_num_layers);
+  CHECK(holds(trip.left_out, "`num_nextn_predict_layers` is 0"));
+  CHECK(holds(trip.left_out, "\"" + kMtpLayer));
+  check_same_tensors(home.path() / "back", kDeepseekV3);
+  write_model(files, to, with_layers(2));
+  trip = convert_and_back(to, home.path());
+  CHECK(trip.model.mtp_num_layers == 1);
+  CHECK(holds(trip.left_out, "1 layer for multi-token prediction left out"));
+  CHECK(read_file(home.path() / "back/config.json") == with_layers(1));
+
+  write_model(files, to, with_layers("one"));
+  CHECK(holds(error_of([&] { ExternalModel::open("hf:" + to.string()); }), "num_nextn_predict_layers"));
+}
+
+TEST_CASE("layers for multi-token prediction that a model cannot hold are left out, and config.json has 0") {
+  const test::TemporaryDirectory home;
+  const fs::path to = home.path() / "mtp";
+  const std::string config = read_file(kDeepseekV3 / "config.json");
+  const auto left_out = [&](const TensorFiles& files) {
+    write_model(files, to, config);
+    const RoundTrip trip = convert_and_back(to, home.path());
+    CHECK_FALSE(trip.model.mtp_num_layers);
+    check_same_tensors(home.path() / "back", kDeepseekV3);
+    OrderedJson expected = ordered_json_of(config);
+    expected["num_nextn_predict_layers"] = 0;
+    CHECK(read_file(home.path() / "back/config.json") == dump_json(expected, 2) + "\n");
+    // The result is a model without such layers.
+    fs::rename(home.path() / "back", home.path() / "again");
+    CHECK(convert_and_back(home.path() / "again", home.path()).left_out.empty());
+    fs::remove_all(home.path() / "again");
+    return trip.left_out;
+  };
+  TensorFiles files = tensors_with_mtp();
+  files.erase(kMtpLayer + "hnorm.weight");
+  CHECK(holds(left_out(files), "\"" + kMtpLayer + "hnorm.weight\" is missing"));
+  files[kMtpLayer + "hnorm.weight"] = stored_tensor(DType::f32, {3}, std::vector<float>{1, 2, 3});
+  CHECK(holds(left_out(files), "hnorm.weight\" is [3] and should be [24]"));
+  // A model has one embedding and one head.
+  for (const char* copy : {"embed_tokens.weight", "shared_head.head.weight"}) {
+    files = tensors_with_mtp();
+    files.at(kMtpLayer + copy).bytes.back() ^= std::byte{1};
+    CHECK(holds(left_out(files), kMtpLayer + copy + "\" differs from"));
+  }
+  files = tensors_with_mtp();
+  std::erase_if(files, [](const auto& file) { return file.first.starts_with(kMtpLayer); });
+  CHECK(holds(left_out(files), "is missing"));
+
+  // An export of a run that has left the layers out, whose checkpoint has the config.json of its weights.
+  write_model(tensors_with_mtp(), to, config);
+  const auto external = ExternalModel::open("hf:" + to.string());
+  CHECK(external->prediction_layers().count == 1);
+  const auto read = external->parameters(external->model());
+  write_hf({read.get(), external->model(), external->assets()}, home.path() / "export");
+  check_same_tensors(home.path() / "export", kDeepseekV3);
+  CHECK(json_of(read_file(home.path() / "export/config.json")).at("num_nextn_predict_layers") == 0);
+  // Likewise where config.json is written anew.
+  write_hf({read.get(), external->model(), {}}, home.path() / "anew");
+  CHECK(json_of(read_file(home.path() / "anew/config.json")).at("num_nextn_predict_layers") == 0);
+}
+
 TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, and exported in bf16") {
   const test::TemporaryDirectory home;
   const fs::path from = test::kFormatFixtures / "families/deepseek_v3_moe", to = home.path() / "fp8";
@@ -219,7 +355,8 @@ TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, a
 
   const auto external = ExternalModel::open("hf:" + to.string());
   CHECK(external->dtype() == DType::bf16);
-  write_checkpoint(*external, home.path() / "checkpoint", DType::bf16);
+  const WriteResult in = write_checkpoint(*external, home.path() / "checkpoint", DType::bf16);
+  CHECK(holds(in.left_out, "is missing"));
   auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Verification::content);
   CHECK(reader.find("decoder.layers.1.mlp.router.expert_bias")->dtype == DType::f32);
   CHECK(reader.find("decoder.layers.1.mlp.router.weight")->dtype == DType::bf16);

@@ -74,9 +74,12 @@ WriteResult convert_external(const Context& context, const std::string& from, co
   const auto model = formats::ExternalModel::open(from);
   if (!config::is_external_model("model", to))
     return formats::write_checkpoint(*model, to, dtype_argument(context.args));
-  const auto parameters = model->parameters(model->model());
-  const WriteResult written =
-      write_external(context, {parameters.get(), model->model(), model->assets()}, to);
+  config::ModelConfig described = model->model();
+  const formats::PredictionLayers layers = model->kept_prediction_layers();
+  if (layers.count > 0) described.mtp_num_layers = layers.count;
+  const auto parameters = model->parameters(described);
+  WriteResult written = write_external(context, {parameters.get(), described, model->assets()}, to);
+  written.left_out = layers.left_out;
   if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
   return written;
 }
@@ -152,6 +155,8 @@ int run_convert(Context& context) {
                               : config::is_external_model("model", from)
                                   ? convert_external(context, from, to)
                                   : convert_checkpoint(context, from, to);
+  if (!written.left_out.empty() && !context.quiet())
+    print_stderr("note: " + from + ": " + written.left_out + "\n");
   if (context.args.has("json")) {
     put(dump_json(OrderedJson{{"schema", "capstan.convert/1"},
                               {"from", from},

@@ -1,5 +1,6 @@
 // capstan merge
 #include "train/adapters/merge.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/file_system.hpp"
 #include "checkpoint/reader.hpp"
 #include "cli/commands/commands.hpp"
@@ -30,6 +31,9 @@ int run_merge(Context& context) {
   const train::Merged merged = train::merge_adapters(adapters, base, to, checkpoint::real_file_system());
   print_stderr("adapters of " + std::to_string(merged.layers) + " layers merged into " +
                merged.checkpoint.string() + "\n");
+  if (const int64_t count = merged.prediction_layers; count > 0 && !context.quiet())
+    print_stderr("note: the base's " + counted(count, "layer") + " for multi-token prediction " +
+                 (count == 1 ? "is" : "are") + " left out: adapters are trained without them\n");
   if (adapters.run) {
     const auto run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Verification::structure);
     warn_of_turn_end(run, adapters.run->resolution.config);

@@ -179,7 +179,8 @@ void read_v3(ConfigJson& c, config::ModelConfig& m) {
 void write_v3(const config::ModelConfig& m, OrderedJson& j) {
   write_deepseek_experts(m, j);
   j["rope_interleave"] = true;
-  if (m.mtp_num_layers) j[kPredictionLayers] = *m.mtp_num_layers;
+  // The class has one such layer where the key is missing.
+  j[kPredictionLayers] = m.mtp_num_layers.value_or(0);
   if (!m.num_moe_experts) return;
   j["scoring_func"] = "sigmoid";
   j["topk_method"] = "noaux_tc";

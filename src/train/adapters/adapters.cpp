@@ -39,7 +39,7 @@ BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, 
   BaseModel base = open_base(config, expected, ranks);
   base.share_hash(ranks);
   load_parameters(base.parameters(config.model), store, ParameterSet::base);
-  return {base.path(), base.hash()};
+  return {base.path(), base.hash(), base.prediction_layers()};
 }
 
 StoredAdapters open_first_adapters(const config::Config& config, const BaseWeights& weights) {

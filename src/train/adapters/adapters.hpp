@@ -17,6 +17,8 @@ struct BaseWeights {
   std::string path;
   // The value of BaseModel::hash().
   std::string hash;
+  // The value of BaseModel::prediction_layers().
+  int64_t prediction_layers = 0;
 };
 
 // Collective. Opens checkpoint.pretrained_checkpoint. `expected` is the hash that an earlier start recorded,

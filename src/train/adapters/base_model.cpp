@@ -39,6 +39,13 @@ checkpoint::TensorSource& BaseModel::parameters(const config::ModelConfig& model
   return *parameters_;
 }
 
+int64_t BaseModel::prediction_layers() const {
+  if (external_) return external_->prediction_layers().count;
+  int64_t count = 0;
+  while (reader_->find("mtp.layers." + std::to_string(count) + ".eh_proj.weight")) ++count;
+  return count;
+}
+
 formats::Assets BaseModel::assets() const {
   return external_ ? external_->assets() : assets_in(*reader_);
 }

@@ -2,6 +2,7 @@
 // program.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@ class BaseModel {
   checkpoint::TensorSource& parameters(const config::ModelConfig& model);
   // The assets that exist, such as config.json and the tokenizer.
   formats::Assets assets() const;
+  // Number of layers of multi-token prediction that the weights have.
+  int64_t prediction_layers() const;
   // Null for an external model.
   const checkpoint::Reader* checkpoint() const { return reader_ ? &*reader_ : nullptr; }
   // Null for a checkpoint.

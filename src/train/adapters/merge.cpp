@@ -154,6 +154,7 @@ std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base
   const checkpoint::Reader* stored = base.weights.checkpoint();
   const config::Resolution& resolution = base.recipe.resolution;
   config::Request request;
+  request.overrides = base.overrides;
   const auto set = [&](const std::string& path, const std::string& value) {
     request.overrides.push_back(config::Override::token(path + "=" + value));
   };
@@ -244,9 +245,10 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
       files, root, info, std::to_string(std::chrono::system_clock::now().time_since_epoch().count()), 0, 1);
   const auto quantized = quantized_weights(adapters.peft, config.model);
   Merged result;
+  result.prediction_layers = base.weights.prediction_layers();
   TensorSource& weights = base.weights.parameters(config.model);
   for (const std::string& name : weights.names()) {
-    if (name.starts_with("optimizer.")) continue;
+    if (name.starts_with("optimizer.") || name.starts_with("mtp.layers.")) continue;
     const checkpoint::TensorInfo& stored = weights.at(name);
     const int rank = stored.shape.rank();
     const int64_t experts = rank == 3 ? stored.shape[0] : 0;

@@ -13,6 +13,8 @@ struct Merged {
   std::filesystem::path checkpoint;
   // Number of weights that an adapter has changed.
   int64_t layers = 0;
+  // Layers of multi-token prediction of the base, which the checkpoint does not have.
+  int64_t prediction_layers = 0;
 };
 
 // Writes ROOT/step-N, where N is the step of the adapters' run, or of the base for PEFT adapters. Recipe and

@@ -70,7 +70,7 @@ WriteResult read_peft_files(const std::string& from, const std::filesystem::path
                             const std::optional<std::string>& base) {
   StoredBase beside = base_of_adapters(from, base, {});
   const StoredAdapters adapters = open_adapters(from, beside.weights, beside.recipe.resolution.config.model);
-  std::vector<config::Override> overrides;
+  std::vector<config::Override> overrides = beside.overrides;
   for (const std::string& text : adapter_overrides(adapters.peft))
     overrides.push_back(config::Override::token(text));
   overrides.push_back(config::Override::token("peft.dropout=" + to_text(adapters.peft.dropout)));

@@ -99,13 +99,20 @@ StoredAdapters open_adapters(const std::string& name, BaseModel& base, const con
 StoredBase base_of_adapters(const std::string& name, const std::optional<std::string>& base,
                             const std::vector<config::Override>& overrides) {
   if (base) require_base("base", *base, "");
-  StoredRecipe recipe = stored_recipe(base ? *base : named_base(name, overrides), {}, 1);
+  const std::string from = base ? *base : named_base(name, overrides);
+  StoredRecipe recipe = stored_recipe(from, {}, 1);
   recipe.resolution.require_ok();
+  std::vector<config::Override> left_out;
+  if (recipe.resolution.config.model.mtp_num_layers) {
+    left_out.push_back(config::Override::token("model.mtp_num_layers=null"));
+    recipe = stored_recipe(from, left_out, 1);
+    recipe.resolution.require_ok();
+  }
   if (recipe.resolution.config.peft)
     fail(ErrorCode::usage, "the base `" + recipe.checkpoint.string() + "` holds adapters itself",
          "merge them first: capstan merge " + recipe.checkpoint.string() + " MERGED");
   BaseModel weights = BaseModel::open_verified(recipe.checkpoint.string());
-  return {std::move(recipe), std::move(weights)};
+  return {std::move(recipe), std::move(weights), std::move(left_out)};
 }
 
 void require_own_base(const StoredAdapters& adapters, BaseModel& base) {

@@ -37,10 +37,12 @@ StoredAdapters open_adapters(const std::string& name, BaseModel& base, const con
 // The PEFT directory that a name refers to. Null: the name refers to a checkpoint.
 std::optional<std::filesystem::path> peft_directory(const std::string& name);
 
-// A base model with its recipe.
+// A base model with its recipe, without layers of multi-token prediction: adapters are trained without them.
 struct StoredBase {
   StoredRecipe recipe;
   BaseModel weights;
+  // The overrides with which `recipe` leaves such layers out; empty: its own text has none.
+  std::vector<config::Override> overrides;
 };
 // Opens the base model of adapters. `base` is the name given by the user; without it, the adapters name their
 // base: a run by checkpoint.pretrained_checkpoint (after the overrides), a PEFT directory by

@@ -108,6 +108,8 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
                             {"the checkpoint", checkpoint.string()},
                             {"the adapters", adapter}});
   require_same_recipe(world, config);
+  // Layers of multi-token prediction take part in training only.
+  config_.model.mtp_num_layers.reset();
   // The contents of the checkpoint were verified when it was chosen.
   BaseModel weights = BaseModel::open_verified(checkpoint.string());
   if (const checkpoint::Reader* reader = weights.checkpoint()) {
@@ -128,7 +130,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
       fail(ErrorCode::usage,
            "`" + checkpoint.string() + "` already holds adapters, to which no others can be added",
            "load the base model of both, with the other adapters");
-    adapters = open_adapters(adapter, weights, config.model);
+    adapters = open_adapters(adapter, weights, config_.model);
     if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
     require_own_base(*adapters, weights);
     config_.peft = adapters->peft;
@@ -148,13 +150,13 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   device_ = make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world));
   choose_tf32(*device_, config.mixed_precision);
   connect(mesh_, choose_transport(config, world, gpu_of(world, *device_)).transport, config, world, *device_);
-  model_ = models::build(config.model, model_shard(config_, mesh_));
+  model_ = models::build(config_.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
-  if (config_.peft) quantize_base(*config_.peft, config.model, options);
+  if (config_.peft) quantize_base(*config_.peft, config_.model, options);
   store_ =
       std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_), options);
   context_ = std::make_unique<StepContext>(StepContext{*device_, *store_});
-  checkpoint::TensorSource& source = weights.parameters(config.model);
+  checkpoint::TensorSource& source = weights.parameters(config_.model);
   if (adapters) {
     load_parameters(source, *store_, ParameterSet::base);
     load_parameters(*adapters->tensors, *store_, ParameterSet::adapters);

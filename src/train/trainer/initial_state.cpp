@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/hash.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/collective_errors.hpp"
@@ -130,11 +131,12 @@ class InitialStateLoader {
              "resume with the run's own recipe");
       log_.warning(
           "adapters train on a random base model (peft.random_base): good only for testing the recipe");
-      return {"random weights", state_.base};
+      return {"random weights", state_.base, 0};
     }
     BaseWeights base = load_base(config_, runner_.store(), expected, world_.communicator());
     state_.base = base.hash;
     log_.line("base model of the adapters: " + base.path);
+    log_left_out(base.prediction_layers);
     return base;
   }
 
@@ -145,6 +147,13 @@ class InitialStateLoader {
     load_parameters(weights.parameters(config_.model), runner_.store());
     const auto* const external = weights.external();
     log_.line("weights from " + weights.path() + (external ? " (" + external->kind() + ")" : ""));
+    log_left_out(weights.prediction_layers());
+  }
+
+  void log_left_out(int64_t prediction_layers) {
+    if (prediction_layers == 0 || config_.model.mtp_num_layers) return;
+    log_.line("the weights' " + counted(prediction_layers, "layer") + " for multi-token prediction " +
+              (prediction_layers == 1 ? "is" : "are") + " not read: model.mtp_num_layers is null");
   }
 
   const config::Config& config_;

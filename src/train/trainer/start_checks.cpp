@@ -142,7 +142,7 @@ std::string check_pretrained(const config::Config& config, const RunData* data, 
 
 void check_adapter(const config::Config& config, const std::string& base) {
   const MetaState state(config);
-  const StoredAdapters adapters = open_first_adapters(config, {base, {}});
+  const StoredAdapters adapters = open_first_adapters(config, {base, {}, 0});
   check_parameters(*adapters.tensors, state.store(), ParameterSet::adapters);
 }
 
