@@ -144,14 +144,14 @@ TEST_CASE("methods are listed with their models, and their short names are recip
   const Finished listed = run({"recipe", "ls"});
   CHECK(contains(listed.out, "\nlora model=MODEL  "));
   // Those with experts have no dora and no qlora.
-  CHECK(contains(listed.out, "\nmodels of lora sft: gemma2-27b "));
+  CHECK(contains(listed.out, "\nmodels of lora sft: deepseek-v2 "));
   CHECK(contains(listed.out, "\nmodels of dora qlora: gemma2-27b "));
   CHECK(contains(listed.out, " mixtral-8x7b "));
   CHECK_FALSE(contains(listed.out, "llama3.1-8b-lora"));
   const auto all = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   CHECK(all["methods"].size() == 4);
   CHECK(all["methods"][1]["name"] == "lora");
-  CHECK(all["methods"][1]["models"].size() == 42);
+  CHECK(all["methods"][1]["models"].size() == 47);
   CHECK(all["methods"][0]["name"] == "dora");
   CHECK(all["methods"][0]["models"].size() == 35);
   const auto values = [](const std::vector<std::string>& recipe) {
@@ -162,7 +162,7 @@ TEST_CASE("methods are listed with their models, and their short names are recip
   CHECK(values({"llama3-70b-lora"}) == values({"lora", "model=llama3-70b"}));
   const Finished none = run({"train", "sft"});
   CHECK(none.code == 2);
-  CHECK_MESSAGE(contains(none.err, "write `model=NAME`; there are settings for gemma2-27b, "), none.err);
+  CHECK_MESSAGE(contains(none.err, "write `model=NAME`; there are settings for deepseek-v2, "), none.err);
 }
 
 TEST_CASE("recipe new and cp make recipes that check") {

@@ -78,6 +78,15 @@ TEST_CASE("shrunk layouts: tensor, pipeline with virtual stages, context and dat
   check_trains(scratch, "qwen2.5-7b-sft", "2");
 }
 
+TEST_CASE("shrunk layouts: models with experts, their fine-tuning and their adapters, on eight ranks") {
+  for (const std::string family : {"deepseek-v2", "deepseek-v3", "gpt-oss-20b", "kimi-k2", "mixtral-8x7b",
+                                   "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b"})
+    for (const char* method : {"", "-sft", "-lora"}) {
+      const ScratchDirectory scratch;
+      check_trains(scratch, family + method, "8");
+    }
+}
+
 #else
 
 TEST_CASE("one recipe of each method trains two steps, shrunk") {

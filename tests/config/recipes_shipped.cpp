@@ -142,7 +142,7 @@ TEST_CASE("a method takes a model on the command line, in a recipe that extends 
   const Resolution none = resolved("lora");
   CHECK_FALSE(none.ok());
   CHECK(count(none.diagnostics, Level::error) == 1);
-  CHECK(problems(none).find("write `model=NAME`; there are settings for gemma2-27b, ") != std::string::npos);
+  CHECK(problems(none).find("write `model=NAME`; there are settings for deepseek-v2, ") != std::string::npos);
 
   // The entry of the model overrides the method, and a recipe that extends it overrides the entry.
   const Resolution large = resolved("sft", {"model=llama3-70b"});
@@ -185,6 +185,14 @@ TEST_CASE("`models` of a recipe: presets of `model` with the keys that hold for 
   CHECK(r.config.optimizer.lr == 2e-3);
   CHECK(problems(with("models: {gpt2-355m: {optimizer.lrr: 2e-3}}\n")).find("optimizer.lr") !=
         std::string::npos);
+  // A value for one model is no surprise beside its preset, a value for all of them is one.
+  const auto chosen = [&](const std::string& models) {
+    Request other = mine;
+    other.overrides = {Override::token("model=gpt2-355m")};
+    return problems(resolve_text("extends: gpt2-124m\n" + models, other));
+  };
+  CHECK(chosen("models: {gpt2-355m: {model.vocab_size: 50000}}\n").find("C0702") == std::string::npos);
+  CHECK(chosen("model.vocab_size: 50000\n").find("C0702") != std::string::npos);
   for (const char* wrong : {"models: [gpt2-355m]\n", "models: {gpt2-355m: zero1}\n",
                             "models: {gpt2-355m: {extends: quickstart}}\n",
                             "models: {gpt2-355m: {model: gpt2-124m}, gpt2-124m: {}}\n"})
@@ -456,8 +464,12 @@ TEST_CASE("every preset resolves") {
       }
       // Fourteen layers of a model with 88 stay in bf16.
       if (preset.name.starts_with("nemotron_3_super")) overrides.push_back("model.num_layers=88");
-      // The canonical ones name the gate and up projections, which GPT-2 does not have.
-      const auto r = resolved(preset.name.starts_with("canonical_") ? "quickstart" : "gpt2-124m", overrides);
+      // The canonical ones name the gate and up projections, which GPT-2 does not have; nor has it latent
+      // attention.
+      const auto r = resolved(preset.name.starts_with("canonical_") ? "quickstart"
+                              : preset.name == "latent_lora"        ? "latent-155m"
+                                                                    : "gpt2-124m",
+                              overrides);
       CHECK_MESSAGE(r.ok(), problems(r));
       ++seen;
     }
@@ -507,6 +519,23 @@ TEST_CASE("LoRA reaches the experts of a model; DoRA of experts is refused") {
     CHECK_MESSAGE(other.ok(), change << "\n" << problems(other));
   }
   CHECK(problems(resolved("mixtral-8x7b-lora", {"peft=dora"})).find("R0912") != std::string::npos);
+}
+
+TEST_CASE("LoRA reaches every linear layer of models with latent attention and experts") {
+  for (const char* model :
+       {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "kimi-k2", "moonlight-16b-a3b"}) {
+    const Resolution r = resolved(std::string(model) + "-lora");
+    CHECK_MESSAGE(r.ok(), problems(r));
+    REQUIRE(r.config.peft);
+    for (const std::string& layer : adaptable_layers(r.config.model, r.config.peft->scheme))
+      CHECK_MESSAGE(adapts(*r.config.peft, layer), layer);
+  }
+}
+
+TEST_CASE("Mixtral 8x22B is fine-tuned with the vocabulary of its published weights") {
+  for (const char* method : {"mixtral-8x22b-sft", "mixtral-8x22b-lora"})
+    CHECK(resolved(method).config.model.vocab_size == 32768);
+  CHECK(resolved("mixtral-8x7b-sft").config.model.vocab_size == 32000);
 }
 
 TEST_CASE("with adapters the experts' biases stay, and a rate for their updates is refused") {

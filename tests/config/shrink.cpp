@@ -82,6 +82,8 @@ TEST_CASE("family, method and kind of layout stay") {
     CHECK(static_cast<double>(*b.ffn_hidden_size) / static_cast<double>(b.hidden_size) ==
           doctest::Approx(feed_forward).epsilon(0.2));
     CHECK(a.recompute_granularity == b.recompute_granularity);
+    CHECK(a.moe_router_num_groups.has_value() == b.moe_router_num_groups.has_value());
+    CHECK(b.moe_router_group_topk.value_or(0) < b.moe_router_num_groups.value_or(1));
 
     CHECK(large.config.peft.has_value() == small.config.peft.has_value());
     if (const auto& peft = small.config.peft) {
@@ -164,6 +166,42 @@ TEST_CASE("a layout of the command line is one of the launch's ranks") {
     CHECK(small.config.dist.world_size == 2);
     CHECK(small.config.dist.data_parallel_size == 1);
   }
+}
+
+TEST_CASE("a layout of the command line takes more ranks than the recipe's batch has samples") {
+  // Two samples at a time on each rank, four in a step.
+  for (const char* experts : {"dist.ep=2", "dist.ep=4"}) {
+    const Config small = shrunk("quickstart-moe", {experts}, 4).config;
+    CHECK(small.dist.world_size == 4);
+    CHECK(small.dist.data_parallel_size == 4);
+    CHECK(*small.train.global_batch_size % (4 * small.train.micro_batch_size) == 0);
+  }
+  // What is wrong with the ranks of the launch is reported, not what is wrong with one rank.
+  const auto reported = [](const std::vector<std::string>& overrides) {
+    const Resolution wrong = resolve_shrunk(request_of("quickstart-moe", overrides, 4));
+    CHECK_FALSE(wrong.ok());
+    return render(wrong.diagnostics, wrong.sources);
+  };
+  const std::string batch = reported({"dist.ep=2", "train.global_batch_size=4"});
+  CHECK_MESSAGE(batch.find("micro_batch_size * data_parallel_size = 8") != std::string::npos, batch);
+  const std::string layout = reported({"dist.ep=3"});
+  CHECK_MESSAGE(layout.find("the world of 4 ranks is not a multiple") != std::string::npos, layout);
+}
+
+TEST_CASE("groups of experts stay, in proportion") {
+  const ModelConfig v3 = shrunk("deepseek-v3").config.model;  // 4 of 8 groups, of 32 experts each
+  CHECK(v3.num_moe_experts == 8);
+  CHECK(v3.moe_router_num_groups == 4);
+  CHECK(v3.moe_router_group_topk == 2);
+  CHECK(v3.moe_router_group_score_topk == 2);
+  const ModelConfig v2 = shrunk("deepseek-v2").config.model;  // 3 of 8
+  CHECK(v2.moe_router_num_groups == 4);
+  CHECK(v2.moe_router_group_topk == 2);
+  CHECK(v2.moe_router_group_score_topk == 1);
+  const ModelConfig all = shrunk("deepseek-v2", {"model.num_moe_experts=16"}).config.model;
+  CHECK(all.moe_router_num_groups == 8);
+  CHECK(all.moe_router_group_topk == 3);
+  CHECK_FALSE(shrunk("deepseek-v2-lite").config.model.moe_router_num_groups);
 }
 
 TEST_CASE("patterns that number a layer follow the depth") {

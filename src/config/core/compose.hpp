@@ -52,6 +52,8 @@ struct Layer {
   bool base = false;
   // Whether it is the recipe that is given, by name or as a file, and not one that this extends.
   bool given = false;
+  // Whether it is the entry of the chosen model in the `models` of a recipe.
+  bool of_model = false;
 };
 
 struct Write {

@@ -245,7 +245,11 @@ void Composer::read_models(const Node& models, const Origin& origin) {
           models.location);
     return;
   }
-  if (const Node* entry = models.find(model_)) read_layer(*entry, origin);
+  const Node* entry = models.find(model_);
+  if (!entry) return;
+  const size_t layer = out_.layers.size();
+  read_layer(*entry, origin);
+  out_.layers[layer].of_model = true;
 }
 
 // The last choice of `model` that has an entry: weights in a directory that are chosen after it keep it.

@@ -180,6 +180,8 @@ void Resolver::note_hidden_presets() {
     if (!preset || entry.field->type->kind == Type::Kind::map || entry.winner->op == Write::Op::append ||
         !entry.winner->rest.empty() || !chosen_after(*preset, *entry.winner))
       continue;
+    // What `models` says about a model is meant for it, though its preset is chosen later.
+    if (layer(*entry.winner).of_model && entry.field->section == "model") continue;
     std::vector<Diagnostic> ignored;
     ConvertContext context{&composed_.sources, &ignored, {}};
     const auto soft = convert(*entry.field, preset->value, entry.field->path, context);

@@ -15,7 +15,8 @@ namespace {
 
 // The small model, where the large one does not have less already.
 constexpr int64_t kHeadWidth = 16, kGroups = 2, kHeadsOfOne = 8, kHeads = 4, kVocabulary = 512, kTokens = 64,
-                  kLayers = 2, kExperts = 8, kAdapterRank = 8, kSteps = 2, kMicroBatches = 2, kSamples = 2;
+                  kLayers = 2, kExperts = 8, kAdapterRank = 8, kSteps = 2, kMicroBatches = 2, kSamples = 2,
+                  kChosenExperts = 2;
 
 int64_t rounded(double value, int64_t multiple) {
   return std::max<int64_t>(1, std::llround(value / static_cast<double>(multiple))) * multiple;
@@ -251,10 +252,9 @@ class Shrinker {
     if (!m_.num_moe_experts) return;
     const int64_t count =
         set("model.num_moe_experts", std::min(*m_.num_moe_experts, kExperts), *m_.num_moe_experts);
-    set("model.moe_router_topk", std::min({m_.moe_router_topk, count, int64_t{2}}), m_.moe_router_topk);
-    leave_open("model.moe_router_num_groups");
-    leave_open("model.moe_router_group_topk");
-    leave_open("model.moe_router_group_score_topk");
+    const int64_t chosen = set("model.moe_router_topk", std::min({m_.moe_router_topk, count, kChosenExperts}),
+                               m_.moe_router_topk);
+    expert_groups(count, chosen);
     const auto narrow = [&](const char* path, std::optional<int64_t> width) {
       if (width && written(path))
         set(path, std::min(*width, rounded(ratio(*width, m_.hidden_size) * static_cast<double>(hidden_), 16)),
@@ -262,6 +262,27 @@ class Shrinker {
     };
     narrow("model.moe_ffn_hidden_size", m_.moe_ffn_hidden_size);
     narrow("model.moe_shared_expert_intermediate_size", m_.moe_shared_expert_intermediate_size);
+  }
+
+  // Groups of at least two experts, as many of them chosen in proportion, but never all; no groups where that
+  // leaves a token fewer experts than it takes.
+  void expert_groups(int64_t experts, int64_t chosen) {
+    const int64_t all = m_.moe_router_num_groups.value_or(1), kept = m_.moe_router_group_topk.value_or(1);
+    const int64_t score = m_.moe_router_group_score_topk.value_or(1);
+    int64_t groups = std::min(all, experts / std::max<int64_t>(2, std::min(score, chosen)));
+    while (groups > 1 && experts % groups != 0) --groups;
+    const int64_t few =
+        groups > 1 ? std::clamp<int64_t>(std::llround(ratio(kept * groups, all)), 1, groups - 1) : 1;
+    if (groups < 2 || few * (experts / groups) < chosen) {
+      leave_open("model.moe_router_num_groups");
+      leave_open("model.moe_router_group_topk");
+      leave_open("model.moe_router_group_score_topk");
+      return;
+    }
+    groups = set("model.moe_router_num_groups", groups, all);
+    set("model.moe_router_group_topk", few, kept);
+    if (written("model.moe_router_group_score_topk"))
+      set("model.moe_router_group_score_topk", std::min(score, experts / groups), score);
   }
 
   void adapters() {
@@ -379,16 +400,24 @@ Resolution resolve_small(const Resolution& full, Request request) {
   }
   return resolve(request);
 }
+
+// The recipe on the ranks of the launch, which a layout of the command line may need. The batch of the recipe
+// may be too small for so many; shrinking chooses another, unless the command line sets it.
+Resolution resolve_launched(Request request, const Resolution& recipe) {
+  if (recipe.origin("train.global_batch_size").kind != Origin::Kind::cli)
+    request.imposed.push_back(Override::token("train.global_batch_size=null"));
+  return resolve(request);
+}
 }  // namespace
 
 Resolution resolve_shrunk(const Request& request, ShrunkFrom* from) {
   Request any = request;
   any.ranks.reset();
   Resolution full = resolve(any);
-  // A layout of the command line may need the ranks of the launch.
   if (!full.ok() && request.ranks) {
-    Resolution launched = resolve(request);
-    if (launched.ok()) full = std::move(launched);
+    Resolution launched = resolve_launched(request, full);
+    if (count(launched.diagnostics, Level::error) <= count(full.diagnostics, Level::error))
+      full = std::move(launched);
   }
   if (!full.ok()) return full;
   Resolution small = resolve_small(full, request);
