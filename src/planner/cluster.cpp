@@ -83,6 +83,12 @@ static void describe(config::Section<Cluster>& s) {
   s.field("gemm_efficiency", &Cluster::gemm_efficiency)
       .doc("attained fraction of the peak by a large GEMM; smaller ones are derated by their tiles")
       .fraction();
+  s.field("fp8_gemm_efficiency", &Cluster::fp8_gemm_efficiency)
+      .doc("the same in fp8; default gemm_efficiency")
+      .fraction();
+  s.field("fp4_gemm_efficiency", &Cluster::fp4_gemm_efficiency)
+      .doc("the same in fp4; default gemm_efficiency")
+      .fraction();
   s.field("attention_forward_efficiency", &Cluster::attention_forward_efficiency)
       .doc("attained fraction of the bf16 peak by the forward pass of causal attention")
       .fraction();

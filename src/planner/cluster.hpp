@@ -39,6 +39,7 @@ struct Cluster {
   std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
 
   double gemm_efficiency = 0.8;
+  std::optional<double> fp8_gemm_efficiency, fp4_gemm_efficiency;
   double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
   double memory_efficiency = 0.8;
   double intra_efficiency = 0.7, inter_efficiency = 0.9;

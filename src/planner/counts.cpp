@@ -6,10 +6,6 @@ namespace capstan::planner {
 
 namespace {
 
-double real(int64_t value) {
-  return static_cast<double>(value);
-}
-
 // Multiply-adds of the attention projections of one token.
 double projection_macs(const RunShape& s) {
   const double h = real(s.hidden);
@@ -64,11 +60,13 @@ double causal_fraction(const RunShape& s) {
 
 double flops_per_token(const RunShape& s, FlopConvention convention) {
   const double depth = real(s.layers + s.mtp_layers), scores = depth * score_macs(s);
+  // Frozen weights have no gradients.
+  const double linear = (s.frozen_base ? 4 : 6) * linear_macs(s);
   switch (convention) {
     case FlopConvention::causal:
-      return 6 * (linear_macs(s) + scores * causal_fraction(s));
+      return linear + 6 * scores * causal_fraction(s);
     case FlopConvention::full:
-      return 6 * (linear_macs(s) + scores);
+      return linear + 6 * scores;
     case FlopConvention::six_n:
       return 6 * (active_parameters(s) + scores);
     case FlopConvention::hardware:

@@ -20,7 +20,8 @@ enum class FlopConvention : uint8_t {
   hardware
 };
 
-// FLOPs of forward and backward pass for one token.
+// FLOPs of forward and backward pass for one token. Frozen weights (adapters) take four of six in `causal`
+// and `full`; the adapters themselves are not counted.
 double flops_per_token(const RunShape& shape, FlopConvention convention = FlopConvention::causal);
 
 // Multiply-adds of the GEMMs of one token: in a layer, and in the output layer. Attention scores are apart.

@@ -26,6 +26,10 @@ double bytes_of(config::MomentType type) {
   return 1 + 4.0 / 64;  // with an fp32 scale per 64 elements
 }
 
+// Bytes that the trainer's output layer and loss take for each logit: bf16 logits and a part in fp32, as its
+// step on the meta device shows.
+constexpr double kTrainerLogitBytes = 5;
+
 void set_formats(RunShape& s, const config::Config& config) {
   const config::MixedPrecisionConfig& precision = config.mixed_precision;
   const config::OptimizerConfig& optimizer = config.optimizer;
@@ -37,8 +41,9 @@ void set_formats(RunShape& s, const config::Config& config) {
                               : GemmFormat::fp32;
   s.parameter_bytes = s.activation_bytes = bytes_of(precision.params_dtype);
   const bool aware = optimizer.use_precision_aware_optimizer;
-  s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : precision.grad_reduce_in_fp32 ? 4 : 2;
-  if (fp32) s.gradient_bytes = 4;
+  s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
+  s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;
+  s.logit_bytes = kTrainerLogitBytes;
   // bf16 weights without main parameters.
   s.main_bytes = fp32 || (aware && optimizer.main_params_dtype != config::Precision::fp32) ? 0 : 4;
   const double first = aware ? bytes_of(optimizer.exp_avg_dtype) : 4;
@@ -92,6 +97,57 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                            m.qk_head_dim,  m.qk_pos_emb_head_dim,     m.v_head_dim};
 }
 
+void set_recompute(RunShape& s, const config::ModelConfig& model) {
+  if (!model.recompute_granularity) return;
+  RecomputeShape& r = s.recompute;
+  r.full = *model.recompute_granularity == config::RecomputeGranularity::full;
+  if (r.full && model.recompute_method == config::RecomputeMethod::block)
+    r.layers = model.recompute_num_layers.value_or(1);
+  if (r.full) return;
+  for (const config::RecomputeModule module : model.recompute_modules) switch (module) {
+      case config::RecomputeModule::core_attn:
+      case config::RecomputeModule::mla_up_proj:
+        r.attention = true;
+        break;
+      case config::RecomputeModule::layernorm:
+        r.norms = true;
+        break;
+      case config::RecomputeModule::mlp:
+      case config::RecomputeModule::moe:
+      case config::RecomputeModule::shared_experts:
+        r.mlp = true;
+        break;
+      case config::RecomputeModule::moe_act:
+        r.activation = true;
+        break;
+    }
+}
+
+// Adapters of all linear layers of a rank: a matrix on each side of every weight.
+void set_adapters(RunShape& s, const config::Config& config) {
+  if (!config.peft) return;
+  s.frozen_base = true;
+  if (config.peft->base_quantization == config::BaseQuantization::nf4)
+    s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);
+  const double widths = static_cast<double>(2 * s.hidden + 2 * s.query_width() + 2 * s.kv_width() +
+                                            2 * s.hidden + (s.gated ? 3 : 2) * s.ffn);
+  s.adapter_parameters =
+      static_cast<double>(config.peft->dim * s.layers) * widths / static_cast<double>(s.pp * s.tp);
+}
+
+ContextExchange exchange_of(config::CpCommType type) {
+  switch (type) {
+    case config::CpCommType::p2p:
+      return ContextExchange::ring;
+    case config::CpCommType::all_gather:
+      return ContextExchange::all_gather;
+    case config::CpCommType::a2a:
+    case config::CpCommType::a2a_p2p:
+      break;
+  }
+  return ContextExchange::all_to_all;
+}
+
 }  // namespace
 
 RunShape run_shape(const config::Config& config) {
@@ -109,11 +165,9 @@ RunShape run_shape(const config::Config& config) {
   s.group = dist.microbatch_group_size_per_vp_stage.value_or(s.pp);
   s.micro_batch = config.train.micro_batch_size;
   s.global_batch = config.train.global_batch_size.value_or(s.micro_batch * s.dp);
-  if (const auto granularity = config.model.recompute_granularity) {
-    s.recompute = *granularity == config::RecomputeGranularity::full ? Recompute::full : Recompute::selective;
-    if (s.recompute == Recompute::full && config.model.recompute_method == config::RecomputeMethod::block)
-      s.recompute_layers = config.model.recompute_num_layers.value_or(1);
-  }
+  set_recompute(s, config.model);
+  set_adapters(s, config);
+  if (!dist.cp_comm_type.empty()) s.context_exchange = exchange_of(dist.cp_comm_type.front());
   s.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
   s.overlap_param_gather = config.ddp.overlap_param_gather;
   s.overlap_tp = config.comm_overlap.tp_comm_overlap;

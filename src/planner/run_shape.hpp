@@ -10,11 +10,25 @@
 
 namespace capstan::planner {
 
+// A size as a factor of a formula.
+inline double real(int64_t size) {
+  return static_cast<double>(size);
+}
+
 // Format of the operands of GEMMs.
 enum class GemmFormat : uint8_t { fp32, tf32, bf16, fp8, fp4 };
-// Activations that are recomputed: none, those of recompute_modules (the core of attention, norms, …), or all
-// but the inputs of the layers.
-enum class Recompute : uint8_t { none, selective, full };
+// Activations that are recomputed in the backward pass.
+struct RecomputeShape {
+  // All but the inputs of layers; `layers` of each stage, -1: of all.
+  bool full = false;
+  int64_t layers = -1;
+  // Parts of a layer: the core of attention, norms, the MLP or the experts, and their activation function.
+  bool attention = false, norms = false, mlp = false, activation = false;
+  bool any() const { return full || attention || norms || mlp || activation; }
+};
+
+// Exchange of keys and values between the ranks of context parallelism.
+enum class ContextExchange : uint8_t { ring, all_gather, all_to_all };
 
 struct ExpertShape {
   int64_t count = 1, topk = 1;
@@ -81,12 +95,20 @@ struct RunShape {
   // Bytes of one parameter, gradient, main parameter, and of all moments of one parameter. main_bytes 0: the
   // optimizer updates the parameters themselves.
   double parameter_bytes = 2, gradient_bytes = 4, main_bytes = 4, moment_bytes = 8;
+  // Bytes of one gradient on the wire.
+  double reduced_bytes = 4;
   double activation_bytes = 2;
 
   // ---- execution ----
-  Recompute recompute = Recompute::none;
-  // With `full`: layers of each stage that are recomputed; -1: all.
-  int64_t recompute_layers = -1;
+  RecomputeShape recompute;
+  ContextExchange context_exchange = ContextExchange::ring;
+  // Bytes of the output layer and its loss for each logit of a micro-batch.
+  double logit_bytes = 8;
+  // Adapters are trained: parameters of their own on each rank, and weights without gradients.
+  bool frozen_base = false;
+  double adapter_parameters = 0;
+  // Bytes of one frozen weight of a linear layer, where it is quantized.
+  std::optional<double> frozen_bytes;
   // Attention writes its scores (no flash attention).
   bool stores_scores = false;
   bool overlap_grad_reduce = false, overlap_param_gather = false, overlap_tp = false, overlap_p2p = false,

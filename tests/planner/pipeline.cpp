@@ -23,9 +23,10 @@ parallel::PipelineShape pipeline_of(const PublishedRow& row) {
   shape.ranks = row.size("pp"), shape.chunks = row.size("vpp");
   shape.micro_batches = row.size("gbs") / row.size("mbs");
   shape.group = shape.ranks;
-  shape.order = shape.chunks > 1                                   ? config::PipelineSchedule::interleaved
-                : row.text("model").find("ZB-1p") != std::string::npos ? config::PipelineSchedule::zb_h1
-                                                                   : config::PipelineSchedule::one_f_one_b;
+  shape.order = shape.chunks > 1 ? config::PipelineSchedule::interleaved
+                : row.text("model").find("ZB-1p") != std::string::npos
+                    ? config::PipelineSchedule::zb_h1
+                    : config::PipelineSchedule::one_f_one_b;
   return shape;
 }
 
@@ -53,9 +54,9 @@ TEST_CASE("simulated schedules have the bubble rates of Zero Bubble") {
     parallel::ActionTicks one{ticks(profiled[0] / chunks), ticks(profiled[1] / chunks),
                               ticks(profiled[2] / chunks)};
     if (!shape.separates_weight_gradients()) one.backward += one.weight_gradients, one.weight_gradients = 0;
-    const auto run = simulate(shape, make_schedule(shape),
-                              std::vector(static_cast<size_t>(shape.ranks * shape.chunks), one),
-                              ticks(profiled[3]));
+    const auto run =
+        simulate(shape, make_schedule(shape),
+                 std::vector(static_cast<size_t>(shape.ranks * shape.chunks), one), ticks(profiled[3]));
     REQUIRE(run.problem == "");
     const double published = row.noted("bubble rate (computed from profile) ").front();
     const double error = std::abs(bubble_rate(run) - published);
@@ -72,7 +73,8 @@ double step_seconds(const PublishedRow& row, int64_t micro_batches, double chunk
   parallel::PipelineShape shape;
   shape.ranks = shape.group = row.size("pp"), shape.chunks = row.size("vpp");
   shape.micro_batches = micro_batches;
-  shape.order = shape.chunks > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
+  shape.order =
+      shape.chunks > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
   const auto run = simulate(shape, make_schedule(shape), {ticks(1e3 * chunk / 3), ticks(2e3 * chunk / 3), 0});
   REQUIRE(run.problem == "");
   return static_cast<double>(run.ticks) / 1e9;
@@ -114,8 +116,7 @@ TEST_CASE("the step times of BLOOM at other batch sizes follow from two of them"
   REQUIRE(rows.size() == 4);
   const auto units = [&](const PublishedRow& row) { return step_seconds(row, micro_batches_of(row), 1); };
   const auto measured = [](const PublishedRow& row) { return row.number("iter_time_s"); };
-  const double chunk =
-      (measured(rows[3]) - measured(rows[0])) / (units(rows[3]) - units(rows[0]));
+  const double chunk = (measured(rows[3]) - measured(rows[0])) / (units(rows[3]) - units(rows[0]));
   const double constant = measured(rows[0]) - chunk * units(rows[0]);
   CHECK(constant > 0);
   for (const PublishedRow& row : {rows[1], rows[2]}) {

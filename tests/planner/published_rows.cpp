@@ -100,7 +100,7 @@ RunShape shape_of(const PublishedRow& row, bool gated) {
   s.sequence_parallel = s.tp > 1;
   s.schedule = s.vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
   s.group = s.pp;
-  s.recompute = row.text("recompute").starts_with("full") ? Recompute::full : Recompute::none;
+  s.recompute.full = row.text("recompute").starts_with("full");
   split_evenly(s);
   return s;
 }
