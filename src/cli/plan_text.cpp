@@ -125,7 +125,7 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
                : "\nno single change that was tried makes it fit; use more GPUs, or GPUs with more memory\n";
   std::string text = plan.fits ? "\nfaster:\n" : "\nfits with:\n";
   for (const planner::Change& change : changes)
-    text += "  " + overrides_text(change) + "   " + seconds_text(change.seconds) + " a step (" +
+    text += "  " + overrides_text(change.overrides) + "   " + seconds_text(change.seconds) + " a step (" +
             (change.seconds >= plan.time.seconds ? "+" : "") +
             fixed(100 * (change.seconds / plan.time.seconds - 1), 0) + "%), " + human_bytes(change.bytes) +
             "\n";
@@ -134,9 +134,9 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
 
 }  // namespace
 
-std::string overrides_text(const planner::Change& change) {
+std::string overrides_text(const std::vector<std::string>& overrides) {
   std::string text;
-  for (const std::string& one : change.overrides) text += (text.empty() ? "" : " ") + shell_quoted(one);
+  for (const std::string& one : overrides) text += (text.empty() ? "" : " ") + shell_quoted(one);
   return text;
 }
 
@@ -197,6 +197,55 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
                                {"step_seconds", change.seconds},
                                {"memory_bytes", integer(change.bytes)},
                                {"memory_exact", change.exact}});
+  return json;
+}
+
+std::string search_text(const std::string& recipe, const planner::Cluster& cluster,
+                        const planner::SearchResult& result) {
+  std::string text = recipe + " on " + cluster.name + ": " + with_separators(result.tried) +
+                     " layouts, of which " + with_separators(result.fitting) + " fit by formula\n";
+  if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
+  Table table;
+  table.add({"", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro-batch", "recompute", "step", "MFU",
+             "memory", "slower because of"});
+  const planner::Layout& best = result.layouts.front();
+  for (size_t i = 0; i < result.layouts.size(); ++i) {
+    const planner::Layout& one = result.layouts[i];
+    const RunShape& s = one.shape;
+    std::vector<std::string> row{std::to_string(i + 1)};
+    for (const int64_t size : {s.tp, s.pp, s.vpp, s.cp, s.ep, s.dp}) row.push_back(std::to_string(size));
+    row.emplace_back(config::enum_name(s.sharding));
+    row.push_back(std::to_string(s.micro_batch));
+    row.emplace_back(s.recompute.full ? "full" : "none");
+    row.push_back(seconds_text(one.time.seconds));
+    row.push_back(percent_text(planner::model_flops_utilization(s, cluster, one.time.seconds)));
+    row.push_back(human_bytes(one.bytes) + (one.exact ? "" : " by formula"));
+    row.push_back(i == 0 ? "" : planner::slower_by(best, one));
+    table.add(std::move(row));
+  }
+  text += "\n" + table.text() + "\nthe first: ";
+  return text + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) + "\n";
+}
+
+OrderedJson search_json(const std::string& recipe, const planner::Cluster& cluster,
+                        const planner::SearchResult& result) {
+  OrderedJson json = {{"schema", "capstan.plan-search/1"},
+                      {"recipe", recipe},
+                      {"cluster", cluster.name},
+                      {"tried", result.tried},
+                      {"fitting", result.fitting}};
+  json["layouts"] = OrderedJson::array();
+  for (const planner::Layout& one : result.layouts)
+    json["layouts"].push_back(
+        {{"overrides", one.overrides},
+         {"fits", true},
+         {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
+         {"memory_exact", one.exact},
+         {"step_seconds", one.time.seconds},
+         {"step_seconds_range", {one.time.fastest, one.time.slowest}},
+         {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
+         {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
+         {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}});
   return json;
 }
 

@@ -45,7 +45,7 @@ RankMemory exact_memory(const config::Config& config, const Cluster& cluster, in
 }
 
 // Layers that estimate_step() passes through for one rank of the pipeline: it runs a few micro-batches three
-// times. A thousand of them take a quarter of a second.
+// times.
 int64_t estimated_passes(const RunShape& s, int64_t rank) {
   int64_t layers = 0;
   for (size_t i = 0; i < s.stages.size(); ++i)
@@ -53,7 +53,6 @@ int64_t estimated_passes(const RunShape& s, int64_t rank) {
   const int64_t all = s.micro_batches(), few = std::min(all, 2 * std::max(s.pp, s.group));
   return layers * (2 * std::min(all, 4 * few) + few);
 }
-constexpr int64_t kAffordablePasses = 4000;
 
 void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
   const RunShape& s = plan.shape;
@@ -82,19 +81,16 @@ void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
 }
 
 void set_parts(Plan& plan) {
-  const StepTime& t = plan.time;
-  plan.parts = {{"gemm", t.work.gemm, 0},
-                {"attention", t.work.attention, 0},
-                {"memory_bound", t.work.memory, 0},
-                {"recomputation", t.recompute.total(), 0},
-                {"tensor_parallel", t.work.tensor, t.work.tensor_hidden},
-                {"context_parallel", t.work.context, t.work.context_hidden},
-                {"expert_parallel", t.work.expert, t.work.expert_hidden},
-                {"pipeline_transfers", t.transfers, 0},
-                {"pipeline_bubble", t.bubble, 0},
-                {"data_parallel", t.data, t.data_hidden},
-                {"optimizer", t.optimizer, 0},
-                {"other", t.other, 0}};
+  const WorkTime& work = plan.time.work;
+  const auto hidden = [&](const std::string& name) {
+    return name == "tensor_parallel"    ? work.tensor_hidden
+           : name == "context_parallel" ? work.context_hidden
+           : name == "expert_parallel"  ? work.expert_hidden
+           : name == "data_parallel"    ? plan.time.data_hidden
+                                        : 0;
+  };
+  for (const auto& [name, exposed] : exposed_parts(plan.time))
+    plan.parts.push_back({name, exposed, hidden(name)});
   std::stable_sort(plan.parts.begin(), plan.parts.end(),
                    [](const TimePart& a, const TimePart& b) { return a.exposed > b.exposed; });
 }
@@ -151,6 +147,12 @@ void set_warnings(Plan& plan) {
     plan.warnings.push_back(
         "without dist.sequence_parallel each tensor-parallel rank keeps the norms' inputs of "
         "all tokens");
+  if (s.experts)
+    plan.warnings.push_back(
+        "times of experts are not compared with published runs yet; the load of experts is "
+        "taken as balanced");
+  if (s.format == GemmFormat::fp4)
+    plan.warnings.push_back("published steps in FP4 took up to half as long again as the formula says");
   if (c.calibration != Calibration::measured)
     plan.warnings.push_back("times are not calibrated on this cluster (calibration: " +
                             std::string(config::enum_name(c.calibration)) +
@@ -178,13 +180,27 @@ Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice
   return plan;
 }
 
-namespace {
+std::optional<double> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
+  config.train.device = config::DeviceKind::cuda;
+  const RunShape shape = run_shape(config);
+  const std::vector<MemoryShape> ranks = memory_by_rank(shape);
+  const auto fullest =
+      std::max_element(ranks.begin(), ranks.end(),
+                       [](const MemoryShape& a, const MemoryShape& b) { return a.total() < b.total(); }) -
+      ranks.begin();
+  const int64_t needed = estimated_passes(shape, fullest);
+  if (needed > passes) return std::nullopt;
+  passes -= needed;
+  return exact_memory(config, cluster, train::pipeline_ranks(config)[static_cast<size_t>(fullest)]).total();
+}
 
 double fullest_by_formula(const RunShape& shape) {
   double most = 0;
   for (const MemoryShape& memory : memory_by_rank(shape)) most = std::max(most, memory.total());
   return most;
 }
+
+namespace {
 
 // Overrides that are worth a look, each a single idea.
 std::vector<std::vector<std::string>> candidates(const RunShape& s) {
@@ -236,26 +252,12 @@ std::optional<Candidate> try_change(const Plan& plan, const Resolver& resolve,
     config = resolve(overrides);
   }
   if (!config) return std::nullopt;
-  config->train.device = config::DeviceKind::cuda;
   Candidate candidate{{std::move(overrides)}, *config, run_shape(*config)};
   // The formula's figure is scaled by what the exact one of the plan is of it.
   const double scale = plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape);
   candidate.change.seconds = step_time(candidate.shape, plan.cluster).seconds;
   candidate.change.bytes = scale * fullest_by_formula(candidate.shape);
   return candidate;
-}
-
-// Replaces the memory of a change by the exact one of the rank that the formula finds the fullest.
-void take_exact_memory(Candidate& candidate, const Cluster& cluster) {
-  const std::vector<MemoryShape> ranks = memory_by_rank(candidate.shape);
-  const auto fullest =
-      std::max_element(ranks.begin(), ranks.end(),
-                       [](const MemoryShape& a, const MemoryShape& b) { return a.total() < b.total(); }) -
-      ranks.begin();
-  if (estimated_passes(candidate.shape, fullest) > kAffordablePasses) return;
-  const int64_t rank = train::pipeline_ranks(candidate.config)[static_cast<size_t>(fullest)];
-  candidate.change.bytes = exact_memory(candidate.config, cluster, rank).total();
-  candidate.change.exact = true;
 }
 
 }  // namespace
@@ -278,9 +280,12 @@ std::vector<Change> find_changes(const Plan& plan, const Resolver& resolve, size
     return a.change.seconds < b.change.seconds;
   });
   std::vector<Change> changes;
+  int64_t passes = kAffordablePasses;
   for (Candidate& candidate : found) {
     if (changes.size() == most) break;
-    if (plan.memory[plan.fullest].exact) take_exact_memory(candidate, plan.cluster);
+    const auto exact = plan.memory[plan.fullest].exact ? exact_fullest(candidate.config, plan.cluster, passes)
+                                                       : std::nullopt;
+    if (exact) candidate.change.bytes = *exact, candidate.change.exact = true;
     if (candidate.change.bytes <= usable) changes.push_back(std::move(candidate.change));
   }
   return changes;

@@ -57,6 +57,13 @@ struct Plan {
 Plan make_plan(const config::Config& config, const Cluster& cluster,
                MemoryChoice memory = MemoryChoice::automatic);
 
+// Bytes of the rank that the formula finds the fullest: by formula; and those of the trainer's step.
+// passes: layers that the step may pass through, from which those that it takes are subtracted (a thousand
+// take a quarter of a second); nullopt where they are too few.
+double fullest_by_formula(const RunShape& shape);
+inline constexpr int64_t kAffordablePasses = 4000;
+std::optional<double> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes);
+
 // Overrides that make the run fit or make it faster.
 struct Change {
   std::vector<std::string> overrides;

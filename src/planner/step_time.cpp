@@ -131,7 +131,7 @@ double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParamete
 
 }  // namespace
 
-StepTime step_time(const RunShape& s, const Cluster& c) {
+StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
   const std::vector<StageTime> stages = stage_times(s, c);
   const double micro_batches = real(s.micro_batches());
   StepTime step;
@@ -147,7 +147,10 @@ StepTime step_time(const RunShape& s, const Cluster& c) {
   step.work += step.recompute.scaled(-1);
   const double work = step.work.total() + step.recompute.total();
   double pipeline = work;
-  if (s.pp > 1) {
+  if (s.pp > 1 && model == PipelineModel::formula) {
+    step.bubble = real(s.pp - 1) / real(s.vpp) * work / micro_batches;
+    pipeline += step.bubble;
+  } else if (s.pp > 1) {
     const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp);
     const double bytes =
         s.activation_bytes * s.tokens() * real(s.hidden) / (s.sequence_parallel ? real(s.tp) : 1);
@@ -165,6 +168,21 @@ StepTime step_time(const RunShape& s, const Cluster& c) {
   step.fastest = step.seconds * (1 - c.uncertainty());
   step.slowest = step.seconds * (1 + c.uncertainty());
   return step;
+}
+
+std::vector<std::pair<std::string, double>> exposed_parts(const StepTime& t) {
+  return {{"gemm", t.work.gemm},
+          {"attention", t.work.attention},
+          {"memory_bound", t.work.memory},
+          {"recomputation", t.recompute.total()},
+          {"tensor_parallel", t.work.tensor},
+          {"context_parallel", t.work.context},
+          {"expert_parallel", t.work.expert},
+          {"pipeline_transfers", t.transfers},
+          {"pipeline_bubble", t.bubble},
+          {"data_parallel", t.data},
+          {"optimizer", t.optimizer},
+          {"other", t.other}};
 }
 
 double tokens_per_second(const RunShape& s, double seconds) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/cluster.hpp"
@@ -42,9 +43,16 @@ struct StepTime {
   // The same with Cluster::uncertainty() less and more.
   double fastest = 0, slowest = 0;
 };
+// How the time of a pipeline is found: from the trainer's schedule, or for searches from the formula of its
+// bubble, (p - 1)/v micro-batches of the slowest stage.
+enum class PipelineModel : uint8_t { simulated, formula };
 // Throws ErrorCode::config for a schedule that cannot run (parallel::make_schedule), and for a format without
 // a figure in the cluster.
-StepTime step_time(const RunShape& shape, const Cluster& cluster);
+StepTime step_time(const RunShape& shape, const Cluster& cluster,
+                   PipelineModel pipeline = PipelineModel::simulated);
+
+// Seconds of communication and computation by part, with the names of TimePart in plan.hpp.
+std::vector<std::pair<std::string, double>> exposed_parts(const StepTime& time);
 
 // Figures that follow from the time of a step.
 double tokens_per_second(const RunShape& shape, double seconds);

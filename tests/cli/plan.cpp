@@ -84,7 +84,40 @@ TEST_CASE("wrong clusters and numbers of GPUs are errors of the command line") {
   CHECK(holds(format.err, "`fp4_tflops`"));
 }
 
+TEST_CASE("a search prints layouts, best first, whose overrides make a recipe that fits") {
+  const auto text = run({"plan", "llama3-8b", "--gpus", "16", "--search"});
+  CHECK(text.code == 0);
+  CHECK(holds(text.out, "layouts, of which "));
+  CHECK(holds(text.out, "\nthe first: "));
+  const auto found = run({"plan", "llama3-8b", "--gpus", "16", "--search", "--json"});
+  REQUIRE(found.code == 0);
+  const Json object = json_of(found.out);
+  CHECK(object["schema"] == "capstan.plan-search/1");
+  REQUIRE(object["layouts"].size() == 5);
+  double before = 0;
+  for (const auto& layout : object["layouts"]) {
+    const auto seconds = layout["step_seconds"].get<double>();
+    CHECK(seconds >= before);
+    before = seconds;
+    std::vector<std::string> words = {"plan", "llama3-8b", "--gpus", "16", "--json"};
+    for (const auto& one : layout["overrides"]) words.push_back(one.get<std::string>());
+    const auto plan = run(words);
+    CHECK(plan.code == 0);
+    CHECK(json_of(plan.out)["step_seconds"].get<double>() == doctest::Approx(seconds));
+  }
+  // A number of GPUs that the recipe's own layout does not divide.
+  CHECK(run({"plan", "llama3-70b", "--gpus", "16", "--search"}).code == 0);
+  CHECK(run({"plan", "llama3-70b", "--gpus", "2", "--search"}).code == 3);
+}
+
 #if CAPSTAN_TIMED
+TEST_CASE("a search over 512 GPUs takes less than 5 s of one core") {
+  const auto found = run({"plan", "llama3.1-405b", "--gpus", "512", "--search"});
+  MESSAGE("search over 512 GPUs: " << found.cpu_seconds << " s");
+  CHECK(found.code == 0);
+  CHECK(found.cpu_seconds < 5);
+}
+
 TEST_CASE("a plan of 1024 GPUs by formula takes less than 100 ms") {
   std::vector<double> times;
   for (int i = 0; i < 9; ++i)

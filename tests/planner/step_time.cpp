@@ -49,7 +49,8 @@ TEST_CASE("published steps of dense models on H100 are predicted without calibra
     auto& [total, count] = by_precision[shape.format == GemmFormat::fp8 ? "fp8" : "bf16"];
     total += error, ++count;
   }
-  MESSAGE("V9 without calibration: ", rows, " rows, mean ", 100 * sum / rows, " %, largest ", 100 * worst, " %");
+  MESSAGE("V9 without calibration: ", rows, " rows, mean ", 100 * sum / rows, " %, largest ", 100 * worst,
+          " %");
   for (const auto& [precision, total] : by_precision)
     MESSAGE("mean signed error of ", precision, ": ", 100 * total.first / total.second, " %");
   CHECK(sum / rows <= 0.10);
@@ -80,7 +81,8 @@ TEST_CASE("MFU from 8 to 2304 GPUs stays within five points of the measured one"
     CAPTURE(name);
     const auto& [first, last] = std::pair(points.begin()->second, points.rbegin()->second);
     MESSAGE(name, ": ", points.begin()->first, " to ", points.rbegin()->first, " GPUs, predicted ",
-            100 * (last.first / first.first - 1), " %, measured ", 100 * (last.second / first.second - 1), " %");
+            100 * (last.first / first.first - 1), " %, measured ", 100 * (last.second / first.second - 1),
+            " %");
   }
   MESSAGE("V10: ", rows, " rows, largest difference ", worst, " points of MFU");
 }
@@ -107,7 +109,8 @@ TEST_CASE("collectives take the time of their steps and bytes") {
   CHECK(collective_seconds(cluster, data, Collective::reduce_scatter, 8e9) == doctest::Approx(60e-6 + 0.6));
   // Small messages over many nodes take the tree: 2 log2(N) steps and not 2 (N - 1).
   const Group many = group_of(cluster, 8, 256);
-  CHECK(collective_seconds(cluster, many, Collective::all_reduce, 8) == doctest::Approx(16 * 20e-6).epsilon(1e-3));
+  CHECK(collective_seconds(cluster, many, Collective::all_reduce, 8) ==
+        doctest::Approx(16 * 20e-6).epsilon(1e-3));
   CHECK(collective_seconds(cluster, group_of(cluster, 1, 1), Collective::all_reduce, 8e9) == 0);
   // A measured bus bandwidth replaces the adapters' peak, by the logarithm of the number of nodes.
   cluster.bus_bandwidth_by_nodes = {{"2", 80}, {"8", 40}};

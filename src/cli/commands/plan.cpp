@@ -21,8 +21,31 @@ planner::MemoryChoice memory_choice(const Arguments& args) {
 std::string no_fit_help(const std::vector<planner::Change>& changes) {
   std::string help;
   for (const planner::Change& change : changes)
-    help += (help.empty() ? "" : ", or ") + overrides_text(change) + " (" + human_bytes(change.bytes) + ")";
+    help += (help.empty() ? "" : ", or ") + overrides_text(change.overrides) + " (" +
+            human_bytes(change.bytes) + ")";
   return help.empty() ? "use more GPUs, or GPUs with more memory" : help;
+}
+
+// The recipe to search from. Its own layout need not divide the number of GPUs.
+config::Resolution search_base(Context& context, const std::string& recipe, std::optional<int64_t> gpus) {
+  config::Resolution resolution = resolve_recipe(context, recipe, gpus);
+  if (!resolution.ok()) resolution = require_recipe(context, recipe);
+  resolution.config.dist.world_size = gpus.value_or(resolution.config.dist.world_size);
+  return resolution;
+}
+
+int run_search(Context& context, const std::string& recipe, std::optional<int64_t> gpus,
+               const planner::Cluster& cluster) {
+  const config::Resolution resolution = search_base(context, recipe, gpus);
+  const planner::SearchResult result =
+      planner::search_layouts(resolution.config, cluster, [&](const std::vector<std::string>& overrides) {
+        return resolve_with(context, recipe, gpus, overrides);
+      });
+  put(context.args.has("json") ? dump_json(search_json(resolution.recipe_name, cluster, result), 2) + "\n"
+                               : search_text(resolution.recipe_name, cluster, result));
+  if (result.layouts.empty())
+    fail(ErrorCode::no_fit, "no layout was found that fits", "use more GPUs, or GPUs with more memory");
+  return 0;
 }
 
 int run_plan(Context& context) {
@@ -30,6 +53,10 @@ int run_plan(Context& context) {
   const std::string& recipe = args.word(0, "RECIPE");
   const auto gpus = args.integer("gpus", 1, 1 << 24);
   const planner::Cluster cluster = planner::read_cluster(args.value("cluster").value_or("h100"));
+  if (args.has("search")) {
+    if (args.has("memory")) fail(ErrorCode::usage, "--search and --memory exclude each other");
+    return run_search(context, recipe, gpus, cluster);
+  }
   const config::Resolution resolution = require_recipe(context, recipe, gpus);
   const planner::Plan plan = planner::make_plan(resolution.config, cluster, memory_choice(args));
   const std::vector<planner::Change> changes =
@@ -52,6 +79,7 @@ const Command kPlan = {
     .examples = {{"plan llama3-70b", "on its own number of H100 GPUs"},
                  {"plan llama3-70b --gpus 512 --cluster gb200", "on others"},
                  {"plan llama3-8b train.micro_batch_size=2 --cluster h200", "another micro-batch"},
+                 {"plan llama3-70b --gpus 512 --search", "the fastest layouts that fit"},
                  {"plan llama3-8b --json", "for scripts"}},
     .options =
         {{"gpus", 0, "N", "the world size, instead of the recipe's"},
@@ -60,6 +88,7 @@ const Command kPlan = {
          {"memory", 0, "KIND",
           "how memory is found: auto (default), exact (the trainer's step on the meta device) or formula", "",
           "auto exact formula"},
+         {"search", 0, "", "find the fastest layouts that fit, and print their overrides"},
          {"json", 0, "", "print one JSON object"}},
     .details =
         "Exit code 0: the run fits; 3: it does not, and the message proposes overrides that fit.\n"
