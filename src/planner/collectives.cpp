@@ -58,7 +58,8 @@ double collective_seconds(const Cluster& c, const Group& group, Collective colle
              size = static_cast<double>(group.size);
   const double intra = kMicro * c.intra_latency, inter = kMicro * c.inter_latency;
   // Fast domains in units of nodes, for a measured bus bandwidth.
-  const double nodes = domains * static_cast<double>(c.fast_domain() / c.gpus_per_node);
+  const int64_t nodes_of_domain = c.fast_domain() / c.gpus_per_node;
+  const double nodes = domains * static_cast<double>(nodes_of_domain);
   if (collective == Collective::all_to_all) {
     const double inside = bytes * (local - 1) / size / intra_rate(c, group.local);
     const double outside = bytes * (size - local) / size / inter_rate(c, nodes);

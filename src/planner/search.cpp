@@ -73,7 +73,8 @@ class Enumeration {
         s.vpp = vpp;
         s.schedule = vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
         if ((vpp > 1 && s.micro_batches() % pp != 0) || !split(s)) continue;
-        for (const ShardingStrategy sharding : {ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
+        for (const ShardingStrategy sharding :
+             {ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
           // Without replicas nothing is sharded; with a pipeline each micro-batch would gather all again.
           if (sharding == ShardingStrategy::optim_grads_params && (pp > 1 || s.dp * cp == 1)) continue;
           s.sharding = sharding;
@@ -126,8 +127,7 @@ std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
   if (base.sequence_parallel != s.sequence_parallel)
     words.push_back(std::string("dist.sp=") + (s.sequence_parallel ? "true" : "false"));
   number("dist.pp=", base.pp, s.pp);
-  if (base.vpp != s.vpp)
-    words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
+  if (base.vpp != s.vpp) words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
   if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0) {
     words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
     words.emplace_back("dist.account_for_loss_in_pipeline_split=true");
@@ -156,7 +156,8 @@ std::optional<config::Config> legal(const Resolver& resolve, std::vector<std::st
   const std::vector<std::vector<std::string>> further = {
       {},
       {"dist.pipeline_model_parallel_layout=null"},
-      {"dist.account_for_embedding_in_pipeline_split=false", "dist.account_for_loss_in_pipeline_split=false"}};
+      {"dist.account_for_embedding_in_pipeline_split=false",
+       "dist.account_for_loss_in_pipeline_split=false"}};
   for (const auto& words : further) {
     std::vector<std::string> all = overrides;
     all.insert(all.end(), words.begin(), words.end());
@@ -219,7 +220,8 @@ SearchResult search_layouts(const config::Config& config, const Cluster& cluster
     if (!legal_config) continue;
     layout.shape = run_shape(*legal_config);
     layout.bytes = fullest_by_formula(layout.shape);
-    if (const auto exact = exact_fullest(*legal_config, cluster, passes)) layout.bytes = *exact, layout.exact = true;
+    if (const auto exact = exact_fullest(*legal_config, cluster, passes))
+      layout.bytes = *exact, layout.exact = true;
     if (layout.bytes > static_cast<double>(cluster.usable_memory.value)) continue;
     layout.time = step_time(layout.shape, cluster);
     result.layouts.push_back(std::move(layout));

@@ -51,7 +51,9 @@ int run_search(Context& context, const std::string& recipe, std::optional<int64_
 int run_plan(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
-  const auto gpus = args.integer("gpus", 1, 1 << 24);
+  if (args.has("gpus") && args.has("ranks"))
+    fail(ErrorCode::usage, "--gpus and --ranks are the same: give one of them");
+  const auto gpus = args.has("gpus") ? args.integer("gpus", 1, 1 << 24) : ranks_argument(context);
   const planner::Cluster cluster = planner::read_cluster(args.value("cluster").value_or("h100"));
   if (args.has("search")) {
     if (args.has("memory")) fail(ErrorCode::usage, "--search and --memory exclude each other");
@@ -83,6 +85,7 @@ const Command kPlan = {
                  {"plan llama3-8b --json", "for scripts"}},
     .options =
         {{"gpus", 0, "N", "the world size, instead of the recipe's"},
+         {"ranks", 0, "N", "the same as --gpus"},
          {"cluster", 0, "CLUSTER",
           "the GPUs: a preset (capstan recipe ls cluster) or a file with its fields; default h100"},
          {"memory", 0, "KIND",
