@@ -70,13 +70,8 @@ void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
     if (choice == MemoryChoice::automatic && left < 0) break;
     plan.memory[rank] = exact_memory(config, plan.cluster, ranks[rank]);
   }
-  // What is exact is preferred: the formula finds the fullest rank, and the exact figure decides.
-  for (size_t i = 0; i < plan.memory.size(); ++i) {
-    const auto key = [&](size_t rank) {
-      return std::pair(plan.memory[rank].exact, plan.memory[rank].total());
-    };
-    if (key(i) > key(plan.fullest)) plan.fullest = i;
-  }
+  for (size_t i = 0; i < plan.memory.size(); ++i)
+    if (plan.memory[i].total() > plan.memory[plan.fullest].total()) plan.fullest = i;
   plan.fits = plan.memory[plan.fullest].total() <= static_cast<double>(plan.cluster.usable_memory.value);
 }
 
