@@ -15,6 +15,7 @@
 #include "config/core/library.hpp"
 #include "config/tools/reference.hpp"
 #include "config/tools/show.hpp"
+#include "planner/cluster.hpp"
 #include "train/records/run_list.hpp"
 
 namespace capstan::cli {
@@ -131,6 +132,10 @@ class Completer {
       for (const auto& section : config::schema().sections())
         if (!section.name.empty() && (!presets || !library_.presets(section.name).empty()))
           add(prefix + section.name, section.doc);
+      if (presets) add(prefix + "cluster", planner::cluster_fields().doc);
+    } else if (kind == "CLUSTER") {
+      for (const auto& entry : library_.presets("cluster")) add(prefix + entry.name, entry.description);
+      files(prefix, {".yaml", ".yml"});
     } else if (kind == "PATH") {
       paths(prefix, "");
       if (command && command->name == "explain") subjects(prefix);

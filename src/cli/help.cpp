@@ -85,7 +85,7 @@ constexpr CommandSummary kGroups[] = {{"recipe", "list, copy, create, fix and im
                                       {"runs", "list, show and plot runs"},
                                       {"sweep", "plan, run and compare hyperparameter sweeps"}};
 
-constexpr std::string_view kRare[] = {"convert", "merge", "schema", "completion", "help", "version"};
+constexpr std::string_view kRare[] = {"convert", "merge", "trace", "schema", "completion", "help", "version"};
 
 // The commands in the order of the table, with one line for each group.
 std::vector<CommandSummary> command_summaries() {

@@ -23,10 +23,25 @@ config::Resolution resolve_recipe(const Context& context, const std::string& rec
   request.recipe = recipe;
   request.overrides = context.args.overrides();
   request.ranks = ranks;
-  request.ranks_origin = context.args.has("ranks") ? "--ranks" : "this launch";
+  request.ranks_origin = context.args.has("ranks")  ? "--ranks"
+                         : context.args.has("gpus") ? "--gpus"
+                                                    : "this launch";
   if (!context.args.has("shrink")) return config::resolve(request);
   request.imposed_by = kShrinkOption;
   return config::resolve_shrunk(request, from);
+}
+
+std::optional<config::Config> resolve_with(const Context& context, const std::string& recipe,
+                                           std::optional<int64_t> ranks,
+                                           const std::vector<std::string>& overrides) {
+  config::Request request;
+  request.recipe = recipe;
+  request.overrides = context.args.overrides();
+  for (const std::string& one : overrides) request.overrides.push_back(config::Override::token(one));
+  request.ranks = ranks;
+  config::Resolution resolution = config::resolve(request);
+  if (!resolution.ok()) return std::nullopt;
+  return std::move(resolution.config);
 }
 
 std::string layout_text(const config::DistConfig& dist) {

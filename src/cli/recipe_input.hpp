@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/context.hpp"
 #include "config/resolve/resolve.hpp"
@@ -36,6 +37,12 @@ void show_diagnostics(const Context& context, const config::Resolved& resolved);
 config::Resolution require_recipe(const Context& context, const std::string& recipe,
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
+
+// Resolves the recipe with overrides after those of the command line, and shows nothing. nullopt: it has
+// errors.
+std::optional<config::Config> resolve_with(const Context& context, const std::string& recipe,
+                                           std::optional<int64_t> ranks,
+                                           const std::vector<std::string>& overrides);
 
 // Resolves the recipe with mock data and no tokenizer, for `ranks` ranks, to measure its steps; throws
 // CommandExit{2} if it has errors. shows: shows them.

@@ -185,8 +185,8 @@ std::string action_text(size_t rank, const PipelineAction& action) {
 // Runs the lists of actions by the clock.
 class Simulation {
  public:
-  Simulation(const PipelineShape& shape, const Schedule& schedule, ScheduleRun& run)
-      : s_(shape), schedule_(schedule), run_(run), stages_(shape.stages()) {
+  Simulation(const PipelineShape& shape, const Schedule& schedule, ScheduleRun& run, int64_t transfer)
+      : s_(shape), schedule_(schedule), run_(run), stages_(shape.stages()), transfer_(transfer) {
     for (auto& ended : ended_) ended.assign(static_cast<size_t>(stages_.stages() * s_.micro_batches), kNever);
     const size_t ranks = schedule.size();
     next_.assign(ranks, 0);
@@ -221,15 +221,20 @@ class Simulation {
     const int64_t m = action.micro_batch;
     switch (action.kind) {
       case ActionKind::forward:
-        return stage == 0 ? 0 : ended(ActionKind::forward, stage - 1, m);
+        return stage == 0 ? 0 : arrived(ActionKind::forward, stage - 1, stage, m);
       case ActionKind::backward:
         if (ended(ActionKind::forward, stage, m) == kNever) return kNever;
-        return stage + 1 < stages_.stages() ? ended(ActionKind::backward, stage + 1, m)
+        return stage + 1 < stages_.stages() ? arrived(ActionKind::backward, stage + 1, stage, m)
                                             : ended(ActionKind::forward, stage, m);
       case ActionKind::weight_gradients:
         break;
     }
     return ended(ActionKind::backward, stage, m);
+  }
+  // When what stage `from` computed is at stage `to`.
+  int64_t arrived(ActionKind kind, int64_t from, int64_t to, int64_t micro_batch) {
+    const int64_t end = ended(kind, from, micro_batch);
+    return end == kNever || stages_.rank_of(from) == stages_.rank_of(to) ? end : end + transfer_;
   }
 
   // Runs the next action of a rank; false: its inputs are not there, or there is an error.
@@ -249,7 +254,7 @@ class Simulation {
     if (ready == kNever) return false;
     const int64_t start = std::max(free_at_[rank], ready);
     run_.start[rank].push_back(start);
-    free_at_[rank] = end = start + run_.lengths.of(action.kind);
+    free_at_[rank] = end = start + run_.lengths[static_cast<size_t>(stage)].of(action.kind);
     count_held(rank, action.kind);
     ++next_[rank];
     return true;
@@ -313,9 +318,14 @@ class Simulation {
 
   void count_idle() {
     run_.ticks = *std::max_element(free_at_.begin(), free_at_.end());
+    run_.end = free_at_;
     for (size_t rank = 0; rank < schedule_.size(); ++rank) {
       int64_t worked = 0;
-      for (size_t i = 0; i < run_.start[rank].size(); ++i) worked += run_.lengths.of(schedule_[rank][i].kind);
+      for (size_t i = 0; i < run_.start[rank].size(); ++i) {
+        const PipelineAction& action = schedule_[rank][i];
+        const int64_t stage = stages_.stage_of(static_cast<int64_t>(rank), action.chunk);
+        worked += run_.lengths[static_cast<size_t>(stage)].of(action.kind);
+      }
       run_.idle[rank] = run_.ticks - worked;
       if (worked > 0) run_.idle_between[rank] = free_at_[rank] - run_.start[rank].front() - worked;
     }
@@ -325,6 +335,7 @@ class Simulation {
   const Schedule& schedule_;
   ScheduleRun& run_;
   const comm::StageMap stages_;
+  const int64_t transfer_;
   // By kind of action.
   std::array<std::vector<int64_t>, 3> ended_;
   std::vector<size_t> next_;
@@ -335,18 +346,25 @@ class Simulation {
 }  // namespace
 
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks) {
+  return simulate(shape, schedule, std::vector(static_cast<size_t>(shape.ranks * shape.chunks), ticks));
+}
+
+ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, std::vector<ActionTicks> ticks,
+                     int64_t transfer) {
+  CAPSTAN_ASSERT(std::ssize(ticks) == shape.ranks * shape.chunks, "durations of every stage");
   ScheduleRun run;
-  run.lengths = ticks;
+  run.lengths = std::move(ticks);
   if (std::ssize(schedule) != shape.ranks) {
     run.problem =
         std::to_string(schedule.size()) + " lists of actions for " + std::to_string(shape.ranks) + " ranks";
     return run;
   }
-  Simulation(shape, schedule, run).run();
+  Simulation(shape, schedule, run, transfer).run();
   return run;
 }
 
 std::string draw(const PipelineShape& s, const Schedule& schedule, const ScheduleRun& run, int64_t columns) {
+  const comm::StageMap stages = s.stages();
   const size_t digits = std::to_string(s.micro_batches - 1).size() + (s.chunks > 1 ? 1 : 0);
   // Including brackets.
   const size_t width = digits + 2;
@@ -364,7 +382,8 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
                                                     : "w" + label;
       label.insert(0, (width - label.size()) / 2, ' ');
       label.resize(width, ' ');
-      const int64_t length = run.lengths.of(action.kind);
+      const auto stage = static_cast<size_t>(stages.stage_of(static_cast<int64_t>(rank), action.chunk));
+      const int64_t length = run.lengths[stage].of(action.kind);
       const int64_t begin = run.start[rank][i];
       for (int64_t t = begin; t < std::min(shown, begin + length); ++t) cells[static_cast<size_t>(t)] = label;
     }

@@ -72,7 +72,8 @@ struct ActionTicks {
 // actions where the schedule has weight gradients of their own.
 ActionTicks usual_ticks(const PipelineShape& shape);
 struct ScheduleRun {
-  ActionTicks lengths;
+  // Durations of the actions of each stage.
+  std::vector<ActionTicks> lengths;
   // An error of the schedule: an action is missing, occurs twice, or waits forever, or a rank receives in
   // another order than its neighbor sends. Empty: no error.
   std::string problem;
@@ -82,14 +83,20 @@ struct ScheduleRun {
   std::vector<std::vector<int64_t>> start;
   // Ticks that each rank waits: of `ticks`, and between its first and its last action.
   std::vector<int64_t> idle, idle_between;
+  // Tick at which the last action of each rank ends.
+  std::vector<int64_t> end;
   // For each rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass, and
   // between forward pass and weight gradients.
   std::vector<int64_t> live, held;
   // Idle time of rank 0 as a fraction of its work.
   double bubble() const { return static_cast<double>(idle[0]) / static_cast<double>(ticks - idle[0]); }
 };
-// Simulates the schedule: an action begins when its rank is idle and its inputs have arrived. Sends take no
-// time and never wait.
+// Simulates the schedule: an action begins when its rank is idle and its inputs have arrived, `transfer`
+// ticks after another rank computed them. Sends never wait and take no time of the sender. ticks: durations
+// of the actions of each stage.
+ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, std::vector<ActionTicks> ticks,
+                     int64_t transfer = 0);
+// Every stage takes the same time, and transfers take none.
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks);
 inline ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule) {
   return simulate(shape, schedule, usual_ticks(shape));

@@ -15,6 +15,7 @@ using namespace capstan::test;
 static const std::vector<std::vector<std::string>> kCommands = {{"train"},
                                                                 {"check"},
                                                                 {"show"},
+                                                                {"plan"},
                                                                 {"explain"},
                                                                 {"schema"},
                                                                 {"recipe", "ls"},

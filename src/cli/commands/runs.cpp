@@ -18,7 +18,7 @@ namespace capstan::cli {
 
 namespace {
 
-std::string step_text(const records::RunSummary& run) {
+std::string last_step_text(const records::RunSummary& run) {
   return run.step ? std::to_string(*run.step) : "-";
 }
 
@@ -50,7 +50,7 @@ int run_runs_ls(Context& context) {
   Table table;
   table.add({"RUN", "STATE", "STEP", "LOSS", "STARTED", "RECIPE"});
   for (const records::RunSummary& run : runs)
-    table.add({run.name, std::string(name_of(run.state)), step_text(run),
+    table.add({run.name, std::string(name_of(run.state)), last_step_text(run),
                loss_text(run.last_loss) + logged_at(run), run.started, run.recipe});
   put(table.text());
   return 0;
@@ -112,7 +112,7 @@ int run_runs_show(Context& context) {
   table.add({"recipe", run.recipe});
   table.add({"started", run.started});
   if (!run.ended.empty()) table.add({"ended", run.ended});
-  table.add({"step", step_text(run)});
+  table.add({"step", last_step_text(run)});
   const std::string at = logged_at(run);
   table.add({"loss", loss_text(run.last_loss) + at});
   if (details.validation_loss)

@@ -1,0 +1,106 @@
+// capstan plan
+
+#include "planner/plan.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/commands/commands.hpp"
+#include "cli/plan_text.hpp"
+#include "cli/recipe_input.hpp"
+#include "cli/terminal.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+planner::MemoryChoice memory_choice(const Arguments& args) {
+  const std::string name = args.value("memory").value_or("auto");
+  if (name == "exact") return planner::MemoryChoice::exact;
+  return name == "formula" ? planner::MemoryChoice::formula : planner::MemoryChoice::automatic;
+}
+
+std::string no_fit_help(const std::vector<planner::Change>& changes) {
+  std::string help;
+  for (const planner::Change& change : changes)
+    help += (help.empty() ? "" : ", or ") + overrides_text(change.overrides) + " (" +
+            human_bytes(change.bytes) + ")";
+  return help.empty() ? "use more GPUs, or GPUs with more memory" : help;
+}
+
+// The recipe to search from. Its own layout need not divide the number of GPUs.
+config::Resolution search_base(Context& context, const std::string& recipe, std::optional<int64_t> gpus) {
+  config::Resolution resolution = resolve_recipe(context, recipe, gpus);
+  if (!resolution.ok()) resolution = require_recipe(context, recipe);
+  resolution.config.dist.world_size = gpus.value_or(resolution.config.dist.world_size);
+  return resolution;
+}
+
+int run_search(Context& context, const std::string& recipe, std::optional<int64_t> gpus,
+               const planner::Cluster& cluster) {
+  const config::Resolution resolution = search_base(context, recipe, gpus);
+  const planner::SearchResult result =
+      planner::search_layouts(resolution.config, cluster, [&](const std::vector<std::string>& overrides) {
+        return resolve_with(context, recipe, gpus, overrides);
+      });
+  put(context.args.has("json") ? dump_json(search_json(resolution.recipe_name, cluster, result), 2) + "\n"
+                               : search_text(resolution.recipe_name, cluster, result));
+  if (result.layouts.empty())
+    fail(ErrorCode::no_fit, "no layout was found that fits", "use more GPUs, or GPUs with more memory");
+  return 0;
+}
+
+int run_plan(Context& context) {
+  const Arguments& args = context.args;
+  const std::string& recipe = args.word(0, "RECIPE");
+  if (args.has("gpus") && args.has("ranks"))
+    fail(ErrorCode::usage, "--gpus and --ranks are the same: give one of them");
+  const auto gpus = args.has("gpus") ? args.integer("gpus", 1, 1 << 24) : ranks_argument(context);
+  const planner::Cluster cluster = planner::read_cluster(args.value("cluster").value_or("h100"));
+  if (args.has("search")) {
+    if (args.has("memory")) fail(ErrorCode::usage, "--search and --memory exclude each other");
+    return run_search(context, recipe, gpus, cluster);
+  }
+  const config::Resolution resolution = require_recipe(context, recipe, gpus);
+  const planner::Plan plan = planner::make_plan(resolution.config, cluster, memory_choice(args));
+  const std::vector<planner::Change> changes =
+      planner::find_changes(plan, [&](const std::vector<std::string>& overrides) {
+        return resolve_with(context, recipe, gpus, overrides);
+      });
+  put(args.has("json") ? dump_json(plan_json(resolution.recipe_name, plan, changes), 2) + "\n"
+                       : plan_text(resolution.recipe_name, plan, changes));
+  if (!plan.fits)
+    fail(ErrorCode::no_fit, "the run does not fit: " + plan.limits.front(), no_fit_help(changes));
+  return 0;
+}
+
+}  // namespace
+
+const Command kPlan = {
+    .name = "plan",
+    .purpose = "estimate memory, speed and limits of a run on GPUs that need not be there",
+    .usage = "RECIPE [a.b=c …] [flags]",
+    .examples = {{"plan llama3-70b", "on its own number of H100 GPUs"},
+                 {"plan llama3-70b --gpus 512 --cluster gb200", "on others"},
+                 {"plan llama3-8b train.micro_batch_size=2 --cluster h200", "another micro-batch"},
+                 {"plan llama3-70b --gpus 512 --search", "the fastest layouts that fit"},
+                 {"plan llama3-8b --json", "for scripts"}},
+    .options =
+        {{"gpus", 0, "N", "the world size, instead of the recipe's"},
+         {"ranks", 0, "N", "the same as --gpus"},
+         {"cluster", 0, "CLUSTER",
+          "the GPUs: a preset (capstan recipe ls cluster) or a file with its fields; default h100"},
+         {"memory", 0, "KIND",
+          "how memory is found: auto (default), exact (the trainer's step on the meta device) or formula", "",
+          "auto exact formula"},
+         {"search", 0, "", "find the fastest layouts that fit, and print their overrides"},
+         {"json", 0, "", "print one JSON object"}},
+    .details =
+        "Exit code 0: the run fits; 3: it does not, and the message proposes overrides that fit.\n"
+        "Times come from formulas with published figures of the GPUs, as a range; no GPU is used, and "
+        "nothing\n"
+        "is measured. `capstan help planning` explains the figures and how far they were off.\n",
+    .overrides = true,
+    .max_words = 1,
+    .run = run_plan,
+};
+
+}  // namespace capstan::cli

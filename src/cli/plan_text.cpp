@@ -1,0 +1,252 @@
+#include "cli/plan_text.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "base/wording.hpp"
+#include "cli/table.hpp"
+#include "planner/counts.hpp"
+
+namespace capstan::cli {
+
+namespace {
+
+using planner::Plan;
+using planner::RankMemory;
+using planner::RunShape;
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1e-3) return fixed(1e6 * seconds, 0) + " us";
+  return seconds < 1 ? fixed(1e3 * seconds, 1) + " ms" : fixed(seconds, 2) + " s";
+}
+
+std::string range_text(double low, double high, int digits) {
+  return fixed(low, digits) + " to " + fixed(high, digits);
+}
+
+std::string percent_text(double fraction) {
+  return fixed(100 * fraction, 1) + "%";
+}
+
+std::string layout_text(const RunShape& s) {
+  std::string text = counted(s.gpus(), "GPU") + ": tp " + std::to_string(s.tp);
+  const auto add = [&](const char* name, int64_t size) {
+    if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
+  };
+  add("pp", s.pp);
+  if (s.pp > 1)
+    text += " (" + std::string(config::enum_name(s.schedule)) +
+            (s.vpp > 1 ? ", " + counted(s.vpp, "chunk") + " each" : "") + ")";
+  add("cp", s.cp);
+  if (s.experts) add("ep", s.ep), add("etp", s.etp);
+  return text + ", dp " + std::to_string(s.dp) + ", " + std::string(config::enum_name(s.sharding)) + "; " +
+         counted(s.micro_batches(), "micro-batch") + " of " + std::to_string(s.micro_batch) + " x " +
+         std::to_string(s.seq) + " tokens";
+}
+
+std::string fit_text(const Plan& plan) {
+  const RankMemory& memory = plan.memory[plan.fullest];
+  const auto usable = static_cast<double>(plan.cluster.usable_memory.value);
+  return std::string(plan.fits ? "fits" : "does not fit") + ": pipeline rank " +
+         std::to_string(plan.fullest) + " needs " + human_bytes(memory.total()) + " of " +
+         human_bytes(usable) + " usable (" + percent_text(memory.total() / usable) + "), " +
+         (memory.exact ? "exact: the trainer's step on the meta device" : "by formula") + "\n";
+}
+
+std::string speed_text(const Plan& plan) {
+  const auto per_second = [&](double seconds) { return planner::tokens_per_second(plan.shape, seconds); };
+  const auto tflops = [&](double seconds) { return planner::tflops_per_gpu(plan.shape, seconds); };
+  const auto mfu = [&](double seconds) {
+    return 100 * planner::model_flops_utilization(plan.shape, plan.cluster, seconds);
+  };
+  const double fast = plan.time.fastest, slow = plan.time.slowest;
+  return "step: " + seconds_text(plan.time.seconds) + " (" + seconds_text(fast) + " to " +
+         seconds_text(slow) + "), " + human_count(plan.tokens_per_second) + " tokens/s (" +
+         human_count(per_second(slow)) + " to " + human_count(per_second(fast)) + ")\n" +
+         "per GPU: " + fixed(plan.tokens_per_second / static_cast<double>(plan.shape.gpus()), 0) +
+         " tokens/s, " + fixed(plan.tflops_per_gpu, 0) + " model TFLOP/s (" +
+         range_text(tflops(slow), tflops(fast), 0) + "; causal attention), MFU " + fixed(100 * plan.mfu, 1) +
+         "% (" + range_text(mfu(slow), mfu(fast), 0) + "%)\n";
+}
+
+// Rows of equal memory are shown once.
+std::string memory_table(const Plan& plan) {
+  std::vector<std::vector<std::string>> rows(1);
+  rows[0] = {"rank", "layers"};
+  for (size_t i = 0; i < kMemoryCategories; ++i)
+    rows[0].emplace_back(name_of(static_cast<MemoryCategory>(i)));
+  rows[0].insert(rows[0].end(), {"cached", "total", "host memory", "source"});
+  for (size_t rank = 0; rank < plan.memory.size(); ++rank) {
+    const RankMemory& memory = plan.memory[rank];
+    int64_t layers = 0;
+    for (size_t i = 0; i < plan.shape.stages.size(); ++i)
+      if (plan.shape.stage_ranks[i] == static_cast<int64_t>(rank)) layers += plan.shape.stages[i].layers();
+    std::vector<std::string> row{std::to_string(rank), std::to_string(layers)};
+    const auto add = [&](double bytes) { row.push_back(bytes > 0 ? human_bytes(bytes) : ""); };
+    for (const double bytes : memory.bytes) add(bytes);
+    add(memory.cached), add(memory.total()), add(memory.host);
+    row.emplace_back(memory.exact ? "exact" : "formula");
+    rows.push_back(std::move(row));
+  }
+  for (size_t column = rows[0].size(); column-- > 0;) {
+    bool empty = true;
+    for (size_t i = 1; i < rows.size(); ++i) empty &= rows[i][column].empty();
+    if (!empty) continue;
+    for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(column));
+  }
+  Table table;
+  for (auto& row : rows) table.add(std::move(row));
+  return "\nmemory of a rank, by pipeline rank:\n" + table.text();
+}
+
+std::string part_name(const std::string& name) {
+  std::string text = name;
+  std::replace(text.begin(), text.end(), '_', ' ');
+  return text == "gemm" ? "GEMMs" : text;
+}
+
+std::string parts_table(const Plan& plan) {
+  Table table;
+  table.add({"part", "seconds", "of the step", "hidden"});
+  for (const planner::TimePart& part : plan.parts) {
+    if (part.exposed < 5e-7 && part.hidden < 5e-7) continue;
+    const auto shown = [](double seconds) { return seconds < 5e-7 ? "" : seconds_text(seconds); };
+    table.add({part_name(part.name), shown(part.exposed),
+               part.exposed < 5e-7 ? "" : percent_text(part.exposed / plan.time.seconds),
+               shown(part.hidden)});
+  }
+  return "\ntime of a step, of the pipeline rank that works longest:\n" + table.text();
+}
+
+std::string changes_text(const Plan& plan, const std::vector<planner::Change>& changes) {
+  if (changes.empty())
+    return plan.fits
+               ? "\nno single change that was tried makes it faster by 2% and fits\n"
+               : "\nno single change that was tried makes it fit; use more GPUs, or GPUs with more memory\n";
+  std::string text = plan.fits ? "\nfaster:\n" : "\nfits with:\n";
+  for (const planner::Change& change : changes)
+    text += "  " + overrides_text(change.overrides) + "   " + seconds_text(change.seconds) + " a step (" +
+            (change.seconds >= plan.time.seconds ? "+" : "") +
+            fixed(100 * (change.seconds / plan.time.seconds - 1), 0) + "%), " + human_bytes(change.bytes) +
+            "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string overrides_text(const std::vector<std::string>& overrides) {
+  std::string text;
+  for (const std::string& one : overrides) text += (text.empty() ? "" : " ") + shell_quoted(one);
+  return text;
+}
+
+std::string plan_text(const std::string& recipe, const Plan& plan,
+                      const std::vector<planner::Change>& changes) {
+  const planner::Cluster& c = plan.cluster;
+  std::string text = recipe + ", " + human_count(planner::total_parameters(plan.shape)) + " parameters, on " +
+                     c.name + " (" + c.gpu + ", " + std::to_string(c.gpus_per_node) + " per node)\n" +
+                     layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
+  for (const std::string& warning : plan.warnings) text += "note: " + warning + "\n";
+  text += memory_table(plan) + parts_table(plan) + "\nlimits:\n";
+  for (const std::string& limit : plan.limits) text += "  " + limit + "\n";
+  return text + changes_text(plan, changes);
+}
+
+OrderedJson plan_json(const std::string& recipe, const Plan& plan,
+                      const std::vector<planner::Change>& changes) {
+  const planner::StepTime& t = plan.time;
+  const auto integer = [](double value) { return static_cast<int64_t>(value); };
+  const auto memory_of = [&](const RankMemory& memory) {
+    OrderedJson object = {{"total", integer(memory.total())}};
+    for (size_t i = 0; i < kMemoryCategories; ++i)
+      object[std::string(name_of(static_cast<MemoryCategory>(i)))] = integer(memory.bytes[i]);
+    object["cached"] = integer(memory.cached);
+    return object;
+  };
+  OrderedJson json = {{"schema", "capstan.plan/1"},
+                      {"recipe", recipe},
+                      {"cluster", plan.cluster.name},
+                      {"calibration", std::string(config::enum_name(plan.cluster.calibration))},
+                      {"gpus", plan.shape.gpus()},
+                      {"fits", plan.fits},
+                      {"memory_bytes", memory_of(plan.memory[plan.fullest])},
+                      {"memory_exact", plan.memory[plan.fullest].exact},
+                      {"usable_memory_bytes", plan.cluster.usable_memory.value},
+                      {"step_seconds", t.seconds},
+                      {"step_seconds_range", {t.fastest, t.slowest}},
+                      {"tokens_per_second", plan.tokens_per_second},
+                      {"tflops_per_gpu", plan.tflops_per_gpu},
+                      {"flop_convention", "causal"},
+                      {"mfu", plan.mfu},
+                      {"mfu_range", {plan.mfu * t.seconds / t.slowest, plan.mfu * t.seconds / t.fastest}},
+                      {"parameters", integer(planner::total_parameters(plan.shape))},
+                      {"flops_per_token", planner::flops_per_token(plan.shape)}};
+  json["limits"] = plan.limits;
+  json["warnings"] = plan.warnings;
+  json["parts"] = OrderedJson::object();
+  for (const planner::TimePart& part : plan.parts)
+    json["parts"][part.name] = {{"seconds", part.exposed}, {"hidden_seconds", part.hidden}};
+  json["stages"] = OrderedJson::array();
+  for (size_t rank = 0; rank < plan.memory.size(); ++rank)
+    json["stages"].push_back({{"pipeline_rank", rank},
+                              {"memory_bytes", memory_of(plan.memory[rank])},
+                              {"memory_exact", plan.memory[rank].exact}});
+  json["changes"] = OrderedJson::array();
+  for (const planner::Change& change : changes)
+    json["changes"].push_back({{"overrides", change.overrides},
+                               {"step_seconds", change.seconds},
+                               {"memory_bytes", integer(change.bytes)},
+                               {"memory_exact", change.exact}});
+  return json;
+}
+
+std::string search_text(const std::string& recipe, const planner::Cluster& cluster,
+                        const planner::SearchResult& result) {
+  std::string text = recipe + " on " + cluster.name + ": " + with_separators(result.tried) +
+                     " layouts, of which " + with_separators(result.fitting) + " fit by formula\n";
+  if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
+  Table table;
+  table.add({"", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro-batch", "recompute", "step", "MFU",
+             "memory", "slower because of"});
+  const planner::Layout& best = result.layouts.front();
+  for (size_t i = 0; i < result.layouts.size(); ++i) {
+    const planner::Layout& one = result.layouts[i];
+    const RunShape& s = one.shape;
+    std::vector<std::string> row{std::to_string(i + 1)};
+    for (const int64_t size : {s.tp, s.pp, s.vpp, s.cp, s.ep, s.dp}) row.push_back(std::to_string(size));
+    row.emplace_back(config::enum_name(s.sharding));
+    row.push_back(std::to_string(s.micro_batch));
+    row.emplace_back(s.recompute.full ? "full" : "none");
+    row.push_back(seconds_text(one.time.seconds));
+    row.push_back(percent_text(planner::model_flops_utilization(s, cluster, one.time.seconds)));
+    row.push_back(human_bytes(one.bytes) + (one.exact ? "" : " by formula"));
+    row.push_back(i == 0 ? "" : planner::slower_by(best, one));
+    table.add(std::move(row));
+  }
+  text += "\n" + table.text() + "\nthe first: ";
+  return text + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) + "\n";
+}
+
+OrderedJson search_json(const std::string& recipe, const planner::Cluster& cluster,
+                        const planner::SearchResult& result) {
+  OrderedJson json = {{"schema", "capstan.plan-search/1"},
+                      {"recipe", recipe},
+                      {"cluster", cluster.name},
+                      {"tried", result.tried},
+                      {"fitting", result.fitting}};
+  json["layouts"] = OrderedJson::array();
+  for (const planner::Layout& one : result.layouts)
+    json["layouts"].push_back(
+        {{"overrides", one.overrides},
+         {"fits", true},
+         {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
+         {"memory_exact", one.exact},
+         {"step_seconds", one.time.seconds},
+         {"step_seconds_range", {one.time.fastest, one.time.slowest}},
+         {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
+         {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
+         {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}});
+  return json;
+}
+
+}  // namespace capstan::cli

@@ -1,0 +1,79 @@
+// A cluster: what one GPU computes and holds, how GPUs are joined, and which fractions of the peaks are
+// attained. configs/cluster/NAME.yaml are presets with the source of each figure; a user's file has the same
+// fields.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/core/field.hpp"
+#include "config/core/library.hpp"
+
+namespace capstan::planner {
+
+// Where the attained fractions come from. It decides how wide the range of an estimated time is.
+enum class Calibration : uint8_t { none, published, measured };
+
+struct Cluster {
+  // Name of the preset, or path of the file; not a field.
+  std::string name;
+
+  std::string gpu;
+  config::Bytes memory, usable_memory;
+  // Dense peaks in TFLOP/s.
+  double bf16_tflops = 0;
+  std::optional<double> fp8_tflops, fp4_tflops, tf32_tflops, fp32_tflops;
+  double memory_bandwidth = 0;  // GB/s
+  int64_t multiprocessors = 1;
+  int64_t gemm_tile_rows = 128, gemm_tile_columns = 256;
+
+  int64_t gpus_per_node = 8;
+  std::optional<int64_t> fast_domain_size;
+  double intra_bandwidth = 0, inter_bandwidth = 0;  // GB/s of one GPU in one direction
+  std::optional<double> intra_peer_bandwidth;       // GB/s
+  double intra_latency = 0, inter_latency = 0;      // microseconds
+  // GB/s of an all-reduce by the number of nodes.
+  std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
+
+  double gemm_efficiency = 0.8;
+  std::optional<double> fp8_gemm_efficiency, fp4_gemm_efficiency;
+  double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
+  double memory_efficiency = 0.8;
+  double intra_efficiency = 0.7, inter_efficiency = 0.9;
+  double kernel_latency = 4;  // microseconds
+  double other_fraction = 0.05;
+  Calibration calibration = Calibration::none;
+
+  std::optional<double> power;           // W of one GPU
+  std::optional<double> price_per_hour;  // of one GPU, in any currency
+
+  // GPUs that share the fast network: a node, or a rack such as NVL72.
+  int64_t fast_domain() const { return fast_domain_size.value_or(gpus_per_node); }
+  // Half the width of the range of an estimated time, as a fraction: 0.1 with measured fractions, else 0.2.
+  // These are the accuracies that published planners reach (docs/planning.md).
+  double uncertainty() const { return calibration == Calibration::measured ? 0.1 : 0.2; }
+};
+
+// The fields of a cluster, with doc, unit and range.
+const config::RecordInfo& cluster_fields();
+
+// Reads a preset by name, or a file (a word with "/" or ending in .yaml or .yml). Throws ErrorCode::not_found
+// with similar names, io or format for a file that cannot be read, and config for wrong fields, all of them
+// at once with their locations.
+Cluster read_cluster(const std::string& name_or_file,
+                     const config::Library& library = config::Library::standard());
+
+}  // namespace capstan::planner
+
+template <>
+struct capstan::config::EnumNames<capstan::planner::Calibration> {
+  static constexpr EnumEntry<capstan::planner::Calibration> list[] = {
+      {capstan::planner::Calibration::none, "none", "assumed"},
+      {capstan::planner::Calibration::published, "published",
+       "published measurements of kernels and collectives on such GPUs"},
+      {capstan::planner::Calibration::measured, "measured", "measured on this cluster"},
+  };
+};

@@ -1,0 +1,270 @@
+// Time of the layers of a stage (step_time.hpp).
+#include <algorithm>
+
+#include "planner/collectives.hpp"
+#include "planner/counts.hpp"
+#include "planner/kernels.hpp"
+#include "planner/step_time.hpp"
+
+namespace capstan::planner {
+
+WorkTime& WorkTime::operator+=(const WorkTime& o) {
+  gemm += o.gemm, attention += o.attention, memory += o.memory;
+  tensor += o.tensor, context += o.context, expert += o.expert;
+  tensor_hidden += o.tensor_hidden, context_hidden += o.context_hidden, expert_hidden += o.expert_hidden;
+  return *this;
+}
+
+WorkTime WorkTime::scaled(double factor) const {
+  WorkTime w = *this;
+  for (double* part : {&w.gemm, &w.attention, &w.memory, &w.tensor, &w.context, &w.expert, &w.tensor_hidden,
+                       &w.context_hidden, &w.expert_hidden})
+    *part *= factor;
+  return w;
+}
+
+WorkTime StageTime::total() const {
+  WorkTime sum = forward;
+  sum += input_gradients;
+  sum += weight_gradients;
+  return sum += recompute;
+}
+
+namespace {
+
+// FLOPs of the backward pass of attention for one of the forward pass: five GEMMs for two.
+constexpr double kAttentionBackward = 2.5;
+// With bulk overlap of tensor parallelism at least this part of a transfer stays visible: the first of its
+// slices (comm_overlap.tp_comm_num_splits) has nothing to hide behind.
+constexpr double kVisibleSlice = 0.25;
+// What stays visible of all-to-alls that another micro-batch's work hides: below 5 % (MCore MoE report).
+constexpr double kVisibleExchange = 0.05;
+
+// Adds up one micro-batch of one layer.
+class LayerClock {
+ public:
+  LayerClock(const RunShape& shape, const Cluster& cluster)
+      : s_(shape),
+        c_(cluster),
+        t_(real(shape.tp)),
+        tokens_(shape.tokens()),
+        shard_(shape.sequence_parallel ? tokens_ / t_ : tokens_),
+        tp_(group_of(cluster, 1, shape.tp)),
+        cp_(group_of(cluster, shape.tp, shape.cp)),
+        ep_(group_of(cluster, shape.etp, shape.ep)) {}
+
+  StageTime layer(bool expert_layer) {
+    time_ = {};
+    attention();
+    const StageTime attention_only = time_;
+    if (expert_layer)
+      experts();
+    else
+      mlp(real(s_.ffn), true);
+    norms();
+    if (s_.recompute.full) {
+      time_.recompute = time_.forward;
+    } else {
+      WorkTime again;
+      if (s_.recompute.attention) again.attention = time_.forward.attention;
+      if (s_.recompute.norms || s_.recompute.activation) again.memory = 0.5 * time_.forward.memory;
+      if (s_.recompute.mlp) {
+        again += time_.forward;
+        again += attention_only.forward.scaled(-1);
+      }
+      time_.recompute = again;
+    }
+    return time_;
+  }
+
+  // Output layer and loss.
+  StageTime head() {
+    time_ = {};
+    gemms(tokens_, real(s_.vocab) / t_, real(s_.hidden));
+    const double logits = tokens_ * real(s_.vocab) / t_;
+    move(6 * logits, 6 * logits, 3);
+    tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 0);
+    return time_;
+  }
+
+  StageTime embedding() {
+    time_ = {};
+    const double bytes = s_.activation_bytes * tokens_ * real(s_.hidden);
+    move(2 * bytes / t_, 2 * bytes / t_, 2);
+    tensor_exchange(Collective::reduce_scatter, Collective::all_gather, 1, 0, 0);
+    return time_;
+  }
+
+ private:
+  // A linear layer: forward pass, input gradients and weight gradients of [rows, inner] x [inner, columns].
+  void gemms(double rows, double columns, double inner, double count = 1) {
+    time_.forward.gemm += gemm_seconds(c_, s_.format, rows, columns, inner, count);
+    time_.input_gradients.gemm += gemm_seconds(c_, s_.format, rows, inner, columns, count);
+    if (!s_.frozen_base)
+      time_.weight_gradients.gemm += gemm_seconds(c_, s_.format, inner, columns, rows, count);
+    if (s_.format != GemmFormat::fp8 && s_.format != GemmFormat::fp4) return;
+    // Operands are quantized: two bytes are read, and one is written for each of two layouts.
+    time_.forward.memory += memory_seconds(c_, 4 * count * rows * inner);
+    time_.input_gradients.memory += memory_seconds(c_, 4 * count * rows * columns);
+  }
+
+  // Bytes that kernels without a GEMM move in forward and backward pass.
+  void move(double forward, double backward, double kernels) {
+    time_.forward.memory += memory_seconds(c_, forward, kernels);
+    time_.input_gradients.memory += memory_seconds(c_, backward, 1.5 * kernels);
+  }
+
+  // Collectives over the tensor-parallel group around two linear layers. again: gathers of saved inputs,
+  // which the computation of input gradients hides.
+  void tensor_exchange(Collective in, Collective out, double forward, double backward, double again) {
+    if (s_.tp == 1) return;
+    const double bytes = s_.activation_bytes * tokens_ * real(s_.hidden);
+    double one = collective_seconds(c_, tp_, Collective::all_reduce, bytes);
+    if (s_.sequence_parallel) {
+      one = collective_seconds(c_, tp_, in, bytes) + collective_seconds(c_, tp_, out, bytes);
+      const double gathers = again * collective_seconds(c_, tp_, Collective::all_gather, bytes);
+      time_.input_gradients.tensor_hidden += gathers;
+    }
+    const double visible = s_.overlap_tp ? kVisibleSlice : 1;
+    time_.forward.tensor += forward * visible * one;
+    time_.forward.tensor_hidden += forward * (1 - visible) * one;
+    time_.input_gradients.tensor += backward * visible * one;
+    time_.input_gradients.tensor_hidden += backward * (1 - visible) * one;
+  }
+
+  void attention() {
+    const double h = real(s_.hidden), query = real(s_.query_width()), kv = real(s_.kv_width());
+    if (s_.latent) {
+      const LatentShape& l = *s_.latent;
+      const double heads = real(s_.heads) / t_, query_in = real(l.nope_dim + l.rope_dim);
+      if (l.q_rank > 0) gemms(shard_, real(l.q_rank), h);
+      gemms(tokens_, heads * query_in, l.q_rank > 0 ? real(l.q_rank) : h);
+      gemms(shard_, real(l.kv_rank + l.rope_dim), h);
+      gemms(tokens_, heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
+      gemms(tokens_, h, heads * real(l.v_dim));
+    } else {
+      gemms(tokens_, (query + 2 * kv) / t_, h);
+      gemms(tokens_, h, query / t_);
+    }
+    const double flops = 2 * tokens_ / t_ * score_macs(s_) * causal_fraction(s_);
+    const double peak = peak_flops(c_, s_.format == GemmFormat::fp32 ? GemmFormat::fp32 : GemmFormat::bf16);
+    const double forward = flops / (peak * c_.attention_forward_efficiency),
+                 backward = kAttentionBackward * flops / (peak * c_.attention_backward_efficiency);
+    time_.forward.attention += forward, time_.input_gradients.attention += backward;
+    if (s_.stores_scores) {
+      const double scores = tokens_ * real(s_.heads * s_.seq) / t_;
+      move(10 * scores, 15 * scores, 4);
+    }
+    // Rotation of queries and keys.
+    const double rotated = 2 * s_.activation_bytes * tokens_ * (query + kv) / t_;
+    move(rotated, rotated, 1);
+    context_exchange(forward, backward);
+    tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
+  }
+
+  void context_exchange(double forward, double backward) {
+    if (s_.cp == 1) return;
+    const double c = real(s_.cp), bytes = s_.activation_bytes * tokens_ / t_;
+    const double kv = s_.latent
+                          ? real(s_.heads * (s_.latent->nope_dim + s_.latent->rope_dim + s_.latent->v_dim))
+                          : 2 * real(s_.kv_width());
+    if (s_.context_exchange == ContextExchange::ring) {
+      const double one = (c - 1) * transfer_seconds(c_, cp_.crosses_domains(), bytes * kv);
+      const auto share = [](double sent, double hides, double& exposed, double& hidden) {
+        exposed += std::max(0.0, sent - hides), hidden += std::min(sent, hides);
+      };
+      share(one, forward, time_.forward.context, time_.forward.context_hidden);
+      share(2 * one, backward, time_.input_gradients.context, time_.input_gradients.context_hidden);
+      return;
+    }
+    const bool gather = s_.context_exchange == ContextExchange::all_gather;
+    const double one = gather ? collective_seconds(c_, cp_, Collective::all_gather, bytes * kv * c)
+                              : collective_seconds(c_, cp_, Collective::all_to_all,
+                                                   bytes * (2 * real(s_.query_width()) + kv));
+    time_.forward.context += one, time_.input_gradients.context += one;
+  }
+
+  void mlp(double width, bool exchanges) {
+    const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
+    gemms(tokens_, inputs * width / t_, h);
+    gemms(tokens_, h, width / t_);
+    const double hidden = s_.activation_bytes * tokens_ * width / t_;
+    move((inputs + 1) * hidden, (2 * inputs + 1) * hidden, 1);
+    if (exchanges) tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
+  }
+
+  void experts() {
+    const ExpertShape& e = *s_.experts;
+    const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
+    // Each token goes to topk experts; the load is balanced. Ranks of expert tensor parallelism share theirs.
+    const double sent =
+        (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk);
+    const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
+                 width = real(e.ffn) / real(s_.etp);
+    gemms(slots / experts, inputs * width, h, experts);
+    gemms(slots / experts, h, width, experts);
+    const double hidden = s_.activation_bytes * slots * width;
+    move((inputs + 1) * hidden, (2 * inputs + 1) * hidden, 1);
+    // Router, and permutation of the tokens to their experts and back.
+    const double rows = s_.activation_bytes * sent * h;
+    move(4 * rows + 8 * shard_ * real(e.count), 4 * rows + 8 * shard_ * real(e.count), 8);
+    if (e.shared_ffn > 0) mlp(real(e.shared_ffn), true);
+    exchange_tokens(rows);
+  }
+
+  void exchange_tokens(double bytes) {
+    if (s_.ep == 1) return;
+    const double one = 2 * collective_seconds(c_, ep_, Collective::all_to_all, bytes);
+    for (WorkTime* pass : {&time_.forward, &time_.input_gradients}) {
+      const double hides = pass->compute();
+      const double exposed = s_.overlap_ep ? std::max(kVisibleExchange * one, one - hides) : one;
+      pass->expert += exposed, pass->expert_hidden += one - exposed;
+    }
+  }
+
+  // Norms and residual additions.
+  void norms() {
+    const double rows = s_.activation_bytes * shard_ * real(s_.hidden);
+    const double norms = real(s_.norms_per_layer);
+    move((2 * norms + 6) * rows, (3 * norms + 4) * rows, norms + 2);
+  }
+
+  const RunShape& s_;
+  const Cluster& c_;
+  // Tensor-parallel ranks; tokens of a micro-batch on a rank, and those of its part of the sequence.
+  const double t_, tokens_, shard_;
+  const Group tp_, cp_, ep_;
+  StageTime time_;
+};
+
+void add(StageTime& sum, const StageTime& one, double count) {
+  sum.forward += one.forward.scaled(count);
+  sum.input_gradients += one.input_gradients.scaled(count);
+  sum.weight_gradients += one.weight_gradients.scaled(count);
+  sum.recompute += one.recompute.scaled(count);
+}
+
+}  // namespace
+
+std::vector<StageTime> stage_times(const RunShape& s, const Cluster& cluster) {
+  LayerClock clock(s, cluster);
+  const StageTime dense = clock.layer(false), experts = s.experts ? clock.layer(true) : StageTime();
+  const StageTime head = clock.head(), embedding = clock.embedding();
+  std::vector<StageTime> times;
+  for (const StageShape& stage : s.stages) {
+    StageTime& time = times.emplace_back();
+    add(time, dense, real(stage.dense_layers));
+    add(time, experts, real(stage.expert_layers));
+    if (s.recompute.full && s.recompute.layers >= 0 && stage.layers() > 0)
+      time.recompute = time.recompute.scaled(std::min(1.0, real(s.recompute.layers) / real(stage.layers())));
+    if (stage.mtp_layers > 0) {
+      add(time, s.is_expert_layer(s.layers - 1) ? experts : dense, real(stage.mtp_layers));
+      add(time, head, real(stage.mtp_layers));
+    }
+    if (stage.head) add(time, head, 1);
+    if (stage.embedding) add(time, embedding, 1);
+  }
+  return times;
+}
+
+}  // namespace capstan::planner

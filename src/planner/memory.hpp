@@ -1,0 +1,39 @@
+// Memory of one rank by formula, for searches and for shapes that are no recipe. The memory of a recipe is
+// better taken from train::estimate_step(), which runs the step on the meta device. Formulas:
+// docs/planning.md, Memory.
+#pragma once
+
+#include <vector>
+
+#include "planner/run_shape.hpp"
+
+namespace capstan::planner {
+
+// Bytes by category, as the trainer counts them.
+struct MemoryShape {
+  double parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
+  double activations = 0;  // of all micro-batches in flight
+  double workspace = 0;    // logits, gathered inputs, the gradient of the largest weight, buffers
+  double total() const {
+    return parameters + gradients + main_parameters + moments + activations + workspace;
+  }
+};
+
+// Parameters of one rank of a pipeline rank: those reduced over data and context parallelism, and those of
+// routed experts, which have fewer replicas.
+struct RankParameters {
+  double dense = 0, experts = 0;
+  double total() const { return dense + experts; }
+};
+RankParameters rank_parameters(const RunShape& shape, int64_t pipeline_rank);
+
+// Bytes that a layer keeps of one micro-batch for its backward pass, on one rank.
+double layer_activations(const RunShape& shape, bool expert_layer);
+
+// Pairs of micro-batch and chunk that a pipeline rank keeps at most between forward and backward pass.
+int64_t chunks_in_flight(const RunShape& shape, int64_t pipeline_rank);
+
+// Memory of each pipeline rank.
+std::vector<MemoryShape> memory_by_rank(const RunShape& shape);
+
+}  // namespace capstan::planner

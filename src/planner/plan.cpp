@@ -1,0 +1,289 @@
+#include "planner/plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/text.hpp"
+#include "planner/collectives.hpp"
+#include "planner/memory.hpp"
+#include "train/trainer/estimate.hpp"
+#include "train/trainer/fit.hpp"
+#include "train/trainer/recipe.hpp"
+
+namespace capstan::planner {
+
+double RankMemory::total() const {
+  return std::accumulate(bytes.begin(), bytes.end(), cached);
+}
+
+namespace {
+
+RankMemory by_formula(const MemoryShape& shape) {
+  RankMemory memory;
+  const auto set = [&](MemoryCategory category, double bytes) {
+    memory.bytes[static_cast<size_t>(category)] = bytes;
+  };
+  set(MemoryCategory::parameters, shape.parameters);
+  set(MemoryCategory::gradients, shape.gradients);
+  set(MemoryCategory::main_parameters, shape.main_parameters);
+  set(MemoryCategory::moments, shape.moments);
+  set(MemoryCategory::activations, shape.activations);
+  set(MemoryCategory::workspace, shape.workspace);
+  return memory;
+}
+
+RankMemory exact_memory(const config::Config& config, const Cluster& cluster, int64_t rank) {
+  const train::StepEstimate estimate =
+      train::estimate_step(config, rank, static_cast<int>(cluster.gpus_per_node));
+  RankMemory memory;
+  memory.exact = true;
+  for (size_t i = 0; i < kMemoryCategories; ++i)
+    memory.bytes[i] = static_cast<double>(estimate.memory.peak_by_category[i]);
+  memory.cached = static_cast<double>(estimate.memory.cached());
+  memory.host = static_cast<double>(estimate.host_memory.total());
+  return memory;
+}
+
+// Layers that estimate_step() passes through for one rank of the pipeline: it runs a few micro-batches three
+// times.
+int64_t estimated_passes(const RunShape& s, int64_t rank) {
+  int64_t layers = 0;
+  for (size_t i = 0; i < s.stages.size(); ++i)
+    if (s.stage_ranks[i] == rank) layers += s.stages[i].layers() + s.stages[i].mtp_layers;
+  const int64_t all = s.micro_batches(), few = std::min(all, 2 * std::max(s.pp, s.group));
+  return layers * (2 * std::min(all, 4 * few) + few);
+}
+
+void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
+  const RunShape& s = plan.shape;
+  for (const MemoryShape& shape : memory_by_rank(s)) plan.memory.push_back(by_formula(shape));
+  std::vector<size_t> order(plan.memory.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return plan.memory[a].total() > plan.memory[b].total(); });
+  // Memory differs between the ranks of a pipeline only.
+  const std::vector<int64_t> ranks = train::pipeline_ranks(config);
+  int64_t left = kAffordablePasses;
+  for (const size_t rank : order) {
+    if (choice == MemoryChoice::formula) break;
+    left -= estimated_passes(s, static_cast<int64_t>(rank));
+    if (choice == MemoryChoice::automatic && left < 0) break;
+    plan.memory[rank] = exact_memory(config, plan.cluster, ranks[rank]);
+  }
+  for (size_t i = 0; i < plan.memory.size(); ++i)
+    if (plan.memory[i].total() > plan.memory[plan.fullest].total()) plan.fullest = i;
+  plan.fits = plan.memory[plan.fullest].total() <= static_cast<double>(plan.cluster.usable_memory.value);
+}
+
+void set_parts(Plan& plan) {
+  const WorkTime& work = plan.time.work;
+  const auto hidden = [&](const std::string& name) {
+    return name == "tensor_parallel"    ? work.tensor_hidden
+           : name == "context_parallel" ? work.context_hidden
+           : name == "expert_parallel"  ? work.expert_hidden
+           : name == "data_parallel"    ? plan.time.data_hidden
+                                        : 0;
+  };
+  for (const auto& [name, exposed] : exposed_parts(plan.time))
+    plan.parts.push_back({name, exposed, hidden(name)});
+  std::stable_sort(plan.parts.begin(), plan.parts.end(),
+                   [](const TimePart& a, const TimePart& b) { return a.exposed > b.exposed; });
+}
+
+std::string bytes_text(double bytes) {
+  return human_bytes(bytes);
+}
+
+// What a part of the step is, as the subject of a sentence.
+std::string limit_text(const TimePart& part, const RunShape& s) {
+  const auto over = [](int64_t ranks) { return " over " + std::to_string(ranks) + " ranks"; };
+  if (part.name == "gemm") return "matrix products";
+  if (part.name == "attention") return "attention scores at " + std::to_string(s.seq) + " tokens";
+  if (part.name == "memory_bound") return "kernels without matrix products, bound by memory bandwidth";
+  if (part.name == "recomputation") return "recomputation of activations";
+  if (part.name == "tensor_parallel") return "exposed tensor-parallel communication" + over(s.tp);
+  if (part.name == "context_parallel") return "exposed context-parallel communication" + over(s.cp);
+  if (part.name == "expert_parallel") return "exposed expert-parallel communication" + over(s.ep);
+  if (part.name == "pipeline_transfers")
+    return "transfers between " + std::to_string(s.pp) + " pipeline stages";
+  if (part.name == "pipeline_bubble")
+    return "the pipeline bubble of " + std::to_string(s.pp) + " stages with " +
+           std::to_string(s.micro_batches()) + " micro-batches";
+  if (part.name == "data_parallel") return "exposed data-parallel communication" + over(s.dp * s.cp);
+  if (part.name == "optimizer") return "the optimizer";
+  return "what the parts do not explain (assumed)";
+}
+
+void set_limits(Plan& plan) {
+  const RankMemory& memory = plan.memory[plan.fullest];
+  if (!plan.fits)
+    plan.limits.push_back("memory: pipeline rank " + std::to_string(plan.fullest) + " needs " +
+                          bytes_text(memory.total()) + ", and " +
+                          bytes_text(static_cast<double>(plan.cluster.usable_memory.value)) + " are usable");
+  for (const TimePart& part : plan.parts) {
+    const double fraction = part.exposed / plan.time.seconds;
+    if (fraction < 0.05 || part.name == "other" || plan.limits.size() >= 5) continue;
+    plan.limits.push_back(limit_text(part, plan.shape) + ": " + fixed(100 * fraction, 0) + "% of the step");
+  }
+}
+
+void set_warnings(Plan& plan) {
+  const RunShape& s = plan.shape;
+  const Cluster& c = plan.cluster;
+  const auto crosses = [&](const char* name, int64_t stride, int64_t size) {
+    if (size > 1 && group_of(c, stride, size).crosses_domains())
+      plan.warnings.push_back(std::string(name) + " group of " + std::to_string(size) +
+                              " ranks leaves the fast domain of " + std::to_string(c.fast_domain()) +
+                              " GPUs: its communication takes the network");
+  };
+  crosses("tensor-parallel", 1, s.tp);
+  crosses("expert-parallel", s.etp, s.ep);
+  if (s.tp > 1 && !s.sequence_parallel)
+    plan.warnings.push_back(
+        "without dist.sequence_parallel each tensor-parallel rank keeps the norms' inputs of "
+        "all tokens");
+  if (s.experts)
+    plan.warnings.push_back(
+        "times of experts are not compared with published runs yet; the load of experts is "
+        "taken as balanced");
+  if (s.format == GemmFormat::fp4)
+    plan.warnings.push_back("published steps in FP4 took up to half as long again as the formula says");
+  if (c.calibration != Calibration::measured)
+    plan.warnings.push_back("times are not calibrated on this cluster (calibration: " +
+                            std::string(config::enum_name(c.calibration)) +
+                            "); the range is an expectation, "
+                            "not a bound");
+}
+
+}  // namespace
+
+Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice memory) {
+  config::Config config = given;
+  config.train.device = config::DeviceKind::cuda;
+  train::refuse_missing_estimates(config);
+  Plan plan;
+  plan.shape = run_shape(config);
+  plan.cluster = cluster;
+  plan.time = step_time(plan.shape, cluster);
+  set_memory(plan, config, memory);
+  set_parts(plan);
+  plan.tokens_per_second = tokens_per_second(plan.shape, plan.time.seconds);
+  plan.tflops_per_gpu = tflops_per_gpu(plan.shape, plan.time.seconds);
+  plan.mfu = model_flops_utilization(plan.shape, cluster, plan.time.seconds);
+  set_limits(plan);
+  set_warnings(plan);
+  return plan;
+}
+
+std::optional<double> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
+  config.train.device = config::DeviceKind::cuda;
+  const RunShape shape = run_shape(config);
+  const std::vector<MemoryShape> ranks = memory_by_rank(shape);
+  const auto fullest =
+      std::max_element(ranks.begin(), ranks.end(),
+                       [](const MemoryShape& a, const MemoryShape& b) { return a.total() < b.total(); }) -
+      ranks.begin();
+  const int64_t needed = estimated_passes(shape, fullest);
+  if (needed > passes) return std::nullopt;
+  passes -= needed;
+  return exact_memory(config, cluster, train::pipeline_ranks(config)[static_cast<size_t>(fullest)]).total();
+}
+
+double fullest_by_formula(const RunShape& shape) {
+  double most = 0;
+  for (const MemoryShape& memory : memory_by_rank(shape)) most = std::max(most, memory.total());
+  return most;
+}
+
+namespace {
+
+// Overrides that are worth a look, each a single idea.
+std::vector<std::vector<std::string>> candidates(const RunShape& s) {
+  using enum config::ShardingStrategy;
+  std::vector<std::vector<std::string>> list;
+  const auto number = [](const char* field, int64_t value) { return field + std::to_string(value); };
+  const auto add = [&](std::vector<std::string> overrides) { list.push_back(std::move(overrides)); };
+  if (s.sharding == no_shard && s.dp * s.cp > 1) add({"ddp=zero1"});
+  if (s.sharding == optim && s.pp == 1) add({"ddp=zero3"});
+  if (s.sharding == optim_grads_params) add({"ddp=zero1"});
+  if (s.tp > 1 && !s.sequence_parallel) add({"dist.sp=true"});
+  if (s.tp > 1 && !s.overlap_tp) add({"comm_overlap=tp"});
+  if (!s.overlap_grad_reduce && s.dp * s.cp > 1 && s.sharding != no_shard)
+    add({"ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"});
+  if (s.recompute.any())
+    add({"model.recompute_granularity=null", "model.recompute_method=null", "model.recompute_num_layers=null",
+         "~model.recompute_modules"});
+  else
+    add({"model.recompute_granularity=full", "model.recompute_method=uniform",
+         "model.recompute_num_layers=1"});
+  add({number("train.micro_batch_size=", 2 * s.micro_batch)});
+  if (s.micro_batch > 1) add({number("train.micro_batch_size=", s.micro_batch / 2)});
+  if (s.pp > 1) add({number("dist.vpp=", 2 * s.vpp)});
+  if (s.tp > 1) add({number("dist.tp=", s.tp / 2)});
+  if (s.pp > 1) add({number("dist.pp=", s.pp / 2)});
+  if (s.cp > 1) add({number("dist.cp=", s.cp / 2)});
+  if (s.experts) add({number("dist.ep=", 2 * s.ep)});
+  if (s.experts && s.sharding == optim_grads_params)
+    add({number("dist.ep=", std::min<int64_t>(8, s.experts->count)), "ddp=zero1"});
+  add({number("dist.tp=", 2 * s.tp), "dist.sp=true"});
+  add({number("dist.pp=", 2 * s.pp)});
+  add({number("dist.tp=", 2 * s.tp), "dist.sp=true", "ddp=zero1"});
+  add({number("dist.tp=", 2 * s.tp), "dist.sp=true", number("dist.pp=", 2 * s.pp)});
+  return list;
+}
+
+struct Candidate {
+  Change change;
+  config::Config config;
+  RunShape shape;
+};
+
+// The recipe with the overrides, which get one more where the global batch size would change with them.
+std::optional<Candidate> try_change(const Plan& plan, const Resolver& resolve,
+                                    std::vector<std::string> overrides) {
+  auto config = resolve(overrides);
+  if (config && config->train.global_batch_size != plan.shape.global_batch) {
+    overrides.push_back("train.global_batch_size=" + std::to_string(plan.shape.global_batch));
+    config = resolve(overrides);
+  }
+  if (!config) return std::nullopt;
+  Candidate candidate{{std::move(overrides)}, *config, run_shape(*config)};
+  // The formula's figure is scaled by what the exact one of the plan is of it.
+  const double scale = plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape);
+  candidate.change.seconds = step_time(candidate.shape, plan.cluster).seconds;
+  candidate.change.bytes = scale * fullest_by_formula(candidate.shape);
+  return candidate;
+}
+
+}  // namespace
+
+std::vector<Change> find_changes(const Plan& plan, const Resolver& resolve, size_t most) {
+  const auto usable = static_cast<double>(plan.cluster.usable_memory.value);
+  std::vector<Candidate> found;
+  for (auto& overrides : candidates(plan.shape)) {
+    auto candidate = try_change(plan, resolve, std::move(overrides));
+    if (!candidate) continue;
+    const Change& change = candidate->change;
+    if (change.bytes > usable || (plan.fits && change.seconds > 0.98 * plan.time.seconds)) continue;
+    // An override that changes nothing more than an earlier one is no proposal of its own.
+    if (std::none_of(found.begin(), found.end(), [&](const Candidate& other) {
+          return other.change.seconds == change.seconds && other.change.bytes == change.bytes;
+        }))
+      found.push_back(std::move(*candidate));
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+    return a.change.seconds < b.change.seconds;
+  });
+  std::vector<Change> changes;
+  int64_t passes = kAffordablePasses;
+  for (Candidate& candidate : found) {
+    if (changes.size() == most) break;
+    const auto exact = plan.memory[plan.fullest].exact ? exact_fullest(candidate.config, plan.cluster, passes)
+                                                       : std::nullopt;
+    if (exact) candidate.change.bytes = *exact, candidate.change.exact = true;
+    if (candidate.change.bytes <= usable) changes.push_back(std::move(candidate.change));
+  }
+  return changes;
+}
+
+}  // namespace capstan::planner

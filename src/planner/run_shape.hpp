@@ -1,0 +1,139 @@
+// The shape of a training run: the sizes of the model and of the layout, from which FLOPs, parameters, memory
+// and time follow by formula. Plain numbers: a recipe gives one, and so does a row of a published table.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "config/sections/config.hpp"
+
+namespace capstan::planner {
+
+// A size as a factor of a formula.
+inline double real(int64_t size) {
+  return static_cast<double>(size);
+}
+
+// Format of the operands of GEMMs.
+enum class GemmFormat : uint8_t { fp32, tf32, bf16, fp8, fp4 };
+// Activations that are recomputed in the backward pass.
+struct RecomputeShape {
+  // All but the inputs of layers; `layers` of each stage, -1: of all.
+  bool full = false;
+  int64_t layers = -1;
+  // Parts of a layer: the core of attention, norms, the MLP or the experts, and their activation function.
+  bool attention = false, norms = false, mlp = false, activation = false;
+  bool any() const { return full || attention || norms || mlp || activation; }
+};
+
+// Exchange of keys and values between the ranks of context parallelism.
+enum class ContextExchange : uint8_t { ring, all_gather, all_to_all };
+
+struct ExpertShape {
+  int64_t count = 1, topk = 1;
+  int64_t ffn = 0;         // width of one expert
+  int64_t shared_ffn = 0;  // width of the shared experts, 0: none
+  int64_t first_dense = 0, every = 1;
+  // Vectors of one value per expert beside the router's matrix: its bias, and the one that balances the load.
+  int64_t bias_vectors = 0;
+};
+
+// Multi-head latent attention (DeepSeek-V2).
+struct LatentShape {
+  bool norms = true;   // of the compressed queries, keys and values
+  int64_t q_rank = 0;  // 0: queries are not compressed
+  int64_t kv_rank = 512;
+  int64_t nope_dim = 128, rope_dim = 64, v_dim = 128;  // of one head
+};
+
+// The layers of one of the PP * VPP pipeline stages.
+struct StageShape {
+  bool embedding = false, head = false;
+  int64_t dense_layers = 0, expert_layers = 0, mtp_layers = 0;
+  int64_t layers() const { return dense_layers + expert_layers; }
+};
+
+struct RunShape {
+  // ---- model ----
+  int64_t layers = 1, hidden = 1, heads = 1, kv_groups = 1, head_dim = 1;
+  int64_t ffn = 4;    // width of a dense MLP
+  int64_t vocab = 1;  // padded
+  int64_t seq = 1;    // tokens
+  bool gated = false, tied = true;
+  // Rows of learned positions; 0: none.
+  int64_t positions = 0;
+  // Parameters of a norm per hidden unit: 1 for RMSNorm, 2 for LayerNorm.
+  int64_t norm_vectors = 1;
+  // Norms of a layer, without those of queries and keys; norm after the last layer.
+  int64_t norms_per_layer = 2;
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;
+  // Parameters of the norms of queries and keys, and of attention sinks, of one layer.
+  int64_t qk_norm_parameters = 0, sink_parameters = 0;
+  // Elements of the masks of dropout are kept, one byte each.
+  bool hidden_dropout = false;
+  // Sliding window in tokens and every how many layers attention is full; 0: all layers are full.
+  int64_t window = 0, full_every = 0;
+  std::optional<ExpertShape> experts;
+  std::optional<LatentShape> latent;
+  int64_t mtp_layers = 0;
+
+  // ---- layout ----
+  int64_t tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1, etp = 1, dp = 1;
+  bool sequence_parallel = false;
+  config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  config::PipelineSchedule schedule = config::PipelineSchedule::one_f_one_b;
+  // Micro-batches that pass through a chunk before the next chunk's turn.
+  int64_t group = 1;
+  int64_t micro_batch = 1, global_batch = 1;  // samples
+  // All PP * VPP stages, in the order of the forward pass, and the rank of each.
+  std::vector<StageShape> stages;
+  std::vector<int64_t> stage_ranks;
+
+  // ---- formats ----
+  GemmFormat format = GemmFormat::bf16;
+  // Bytes of one parameter, gradient, main parameter, and of all moments of one parameter. main_bytes 0: the
+  // optimizer updates the parameters themselves.
+  double parameter_bytes = 2, gradient_bytes = 4, main_bytes = 4, moment_bytes = 8;
+  // Bytes of one gradient on the wire.
+  double reduced_bytes = 4;
+  double activation_bytes = 2;
+
+  // ---- execution ----
+  RecomputeShape recompute;
+  ContextExchange context_exchange = ContextExchange::ring;
+  // Bytes of the output layer and its loss for each logit of a micro-batch.
+  double logit_bytes = 8;
+  // Adapters are trained: parameters of their own on each rank, and weights without gradients.
+  bool frozen_base = false;
+  double adapter_parameters = 0;
+  // Bytes of one frozen weight of a linear layer, where it is quantized.
+  std::optional<double> frozen_bytes;
+  // Attention writes its scores (no flash attention).
+  bool stores_scores = false;
+  bool overlap_grad_reduce = false, overlap_param_gather = false, overlap_tp = false, overlap_p2p = false,
+       overlap_ep = false;
+
+  int64_t gpus() const { return tp * pp * cp * dp; }
+  int64_t micro_batches() const { return global_batch / (micro_batch * dp); }
+  int64_t tokens_per_step() const { return global_batch * seq; }
+  // Tokens of one micro-batch on one rank, before tensor parallelism.
+  double tokens() const { return static_cast<double>(micro_batch * seq) / static_cast<double>(cp); }
+  // Data-parallel replicas of routed experts.
+  int64_t expert_dp() const { return gpus() / (etp * ep * pp); }
+  bool is_expert_layer(int64_t layer) const {
+    return experts && layer >= experts->first_dense && layer % experts->every == 0;
+  }
+  // Width of all query heads and of all key or value heads: elements of one token.
+  int64_t query_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_groups * head_dim; }
+};
+
+// The shape of a resolved recipe. Throws ErrorCode::config where the layers cannot be divided into stages.
+RunShape run_shape(const config::Config& config);
+
+// Divides the layers evenly over the stages: the first ones hold one more where they do not divide. Sets
+// stages and stage_ranks from layers, pp, vpp and schedule.
+void split_evenly(RunShape& shape);
+
+}  // namespace capstan::planner

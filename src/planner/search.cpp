@@ -1,0 +1,245 @@
+#include "planner/search.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/text.hpp"
+#include "planner/memory.hpp"
+
+namespace capstan::planner {
+
+namespace {
+
+using config::ShardingStrategy;
+
+// Layouts by formula that are simulated, and of these those that are resolved as recipes.
+constexpr size_t kSimulated = 40;
+
+// A layout by formula, before anything is built for it.
+struct Scored {
+  RunShape shape;
+  double seconds = 0, bytes = 0;
+};
+
+// 1, 2, 4, … up to `most`, and all other divisors of `number` up to it.
+std::vector<int64_t> sizes(int64_t number, int64_t most) {
+  std::vector<int64_t> found;
+  for (int64_t size = 1; size <= std::min(number, most); ++size)
+    if (number % size == 0) found.push_back(size);
+  return found;
+}
+
+class Enumeration {
+ public:
+  Enumeration(const RunShape& base, const Cluster& cluster, int64_t gpus)
+      : base_(base), cluster_(cluster), gpus_(gpus) {}
+
+  void run() {
+    for (const int64_t tp : sizes(gpus_, cluster_.fast_domain())) {
+      if (!tensor_divides(tp)) continue;
+      for (const int64_t pp : sizes(gpus_ / tp, base_.layers + 2))
+        for (const int64_t cp : sizes(gpus_ / (tp * pp), 32)) {
+          if (cp > 1 && (base_.seq % (2 * cp) != 0 || base_.seq / cp < 1024)) continue;
+          for (const int64_t ep : expert_sizes(tp, pp)) try_grid(tp, pp, cp, ep);
+        }
+    }
+  }
+
+  int64_t tried = 0;
+  std::vector<Scored> fitting;
+
+ private:
+  bool tensor_divides(int64_t tp) const {
+    const bool groups = base_.latent || base_.kv_groups % tp == 0 || tp % base_.kv_groups == 0;
+    return base_.heads % tp == 0 && groups && base_.ffn % tp == 0 && base_.vocab % tp == 0;
+  }
+
+  std::vector<int64_t> expert_sizes(int64_t tp, int64_t pp) const {
+    if (!base_.experts) return {1};
+    std::vector<int64_t> found;
+    for (const int64_t ep : sizes(base_.experts->count, gpus_ / pp))
+      if ((gpus_ / pp) % ep == 0 && base_.experts->ffn % tp == 0) found.push_back(ep);
+    return found;
+  }
+
+  void try_grid(int64_t tp, int64_t pp, int64_t cp, int64_t ep) {
+    RunShape s = base_;
+    s.tp = tp, s.pp = pp, s.cp = cp, s.ep = ep, s.etp = 1, s.dp = gpus_ / (tp * pp * cp);
+    if (!base_.experts) s.etp = tp;
+    s.sequence_parallel = tp > 1, s.group = pp;
+    for (s.micro_batch = 1; s.micro_batch <= 16; s.micro_batch *= 2) {
+      if (s.global_batch % (s.micro_batch * s.dp) != 0 || s.micro_batches() < pp) continue;
+      for (const int64_t vpp : sizes(base_.layers + 2, pp > 1 ? 16 : 1)) {
+        s.vpp = vpp;
+        s.schedule = vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
+        if ((vpp > 1 && s.micro_batches() % pp != 0) || !split(s)) continue;
+        for (const ShardingStrategy sharding :
+             {ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
+          // Without replicas nothing is sharded; with a pipeline each micro-batch would gather all again.
+          if (sharding == ShardingStrategy::optim_grads_params && (pp > 1 || s.dp * cp == 1)) continue;
+          s.sharding = sharding;
+          s.overlap_grad_reduce = s.overlap_param_gather = true;
+          for (const bool full : {false, true}) {
+            s.recompute = {.full = full};
+            score(s);
+          }
+        }
+      }
+    }
+  }
+
+  // An even split of the layers, or of layers, embedding and output layer together.
+  static bool split(RunShape& s) {
+    const int64_t stages = s.pp * s.vpp;
+    if (s.layers % stages == 0) {
+      split_evenly(s);
+      return true;
+    }
+    if (s.pp == 1 || (s.layers + 2) % stages != 0 || s.layers + 2 == stages) return false;
+    RunShape longer = s;
+    longer.layers += 2;
+    split_evenly(longer);
+    s.stages = std::move(longer.stages), s.stage_ranks = std::move(longer.stage_ranks);
+    for (StageShape* stage : {&s.stages.front(), &s.stages.back()})
+      --(stage->dense_layers > 0 ? stage->dense_layers : stage->expert_layers);
+    return true;
+  }
+
+  void score(const RunShape& s) {
+    ++tried;
+    const double bytes = fullest_by_formula(s);
+    if (bytes > static_cast<double>(cluster_.usable_memory.value)) return;
+    fitting.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
+  }
+
+  const RunShape& base_;
+  const Cluster& cluster_;
+  const int64_t gpus_;
+};
+
+// Overrides that turn the recipe into the shape.
+std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
+  std::vector<std::string> words;
+  const auto number = [&](const char* field, int64_t before, int64_t value) {
+    if (before != value) words.push_back(field + std::to_string(value));
+  };
+  number("dist.tp=", base.tp, s.tp);
+  if (base.sequence_parallel != s.sequence_parallel)
+    words.push_back(std::string("dist.sp=") + (s.sequence_parallel ? "true" : "false"));
+  number("dist.pp=", base.pp, s.pp);
+  if (base.vpp != s.vpp) words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
+  if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0) {
+    words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
+    words.emplace_back("dist.account_for_loss_in_pipeline_split=true");
+  }
+  number("dist.cp=", base.cp, s.cp);
+  if (s.experts) {
+    number("dist.ep=", base.ep, s.ep);
+    // Unless it is given, that of dense layers.
+    if (s.tp > 1 || base.etp > 1) words.emplace_back("dist.etp=1");
+  }
+  if (base.sharding != s.sharding)
+    words.emplace_back(s.sharding == ShardingStrategy::optim ? "ddp=zero1" : "ddp=zero3");
+  number("train.micro_batch_size=", base.micro_batch, s.micro_batch);
+  if (s.recompute.full && !(base.recompute.full && base.recompute.layers < 0))
+    words.insert(words.end(), {"model.recompute_granularity=full", "model.recompute_method=uniform",
+                               "model.recompute_num_layers=1"});
+  if (!s.recompute.full && base.recompute.any())
+    words.insert(words.end(), {"model.recompute_granularity=null", "model.recompute_method=null",
+                               "model.recompute_num_layers=null", "~model.recompute_modules"});
+  return words;
+}
+
+// The recipe of a layout: as it is, or without a split that the recipe writes down.
+std::optional<config::Config> legal(const Resolver& resolve, std::vector<std::string>& overrides,
+                                    int64_t global_batch) {
+  const std::vector<std::vector<std::string>> further = {
+      {},
+      {"dist.pipeline_model_parallel_layout=null"},
+      {"dist.account_for_embedding_in_pipeline_split=false",
+       "dist.account_for_loss_in_pipeline_split=false"}};
+  for (const auto& words : further) {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), words.begin(), words.end());
+    auto config = resolve(all);
+    if (config && config->train.global_batch_size != global_batch) {
+      all.push_back("train.global_batch_size=" + std::to_string(global_batch));
+      config = resolve(all);
+    }
+    if (!config) continue;
+    overrides = std::move(all);
+    return config;
+  }
+  return std::nullopt;
+}
+
+// Whether two layouts differ in nothing but how samples are divided, with the same time: context parallelism
+// with a larger micro-batch instead of data parallelism.
+bool is_variant(const RunShape& a, const RunShape& b, double seconds, double other_seconds) {
+  return a.tp == b.tp && a.pp == b.pp && a.vpp == b.vpp && a.ep == b.ep && a.sharding == b.sharding &&
+         a.recompute.full == b.recompute.full && std::abs(seconds / other_seconds - 1) < 2e-3;
+}
+
+// The scored layouts without such variants: of each the one with the least context parallelism.
+std::vector<Scored> without_variants(const std::vector<Scored>& scored) {
+  std::vector<Scored> kept;
+  for (const Scored& one : scored) {
+    const auto same = std::find_if(kept.begin(), kept.end(), [&](const Scored& other) {
+      return is_variant(one.shape, other.shape, one.seconds, other.seconds);
+    });
+    if (same == kept.end())
+      kept.push_back(one);
+    else if (one.shape.cp < same->shape.cp)
+      *same = one;
+  }
+  return kept;
+}
+
+}  // namespace
+
+SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
+                            size_t most) {
+  const RunShape base = run_shape(config);
+  Enumeration all(base, cluster, config.dist.world_size);
+  all.run();
+  SearchResult result;
+  result.tried = all.tried, result.fitting = std::ssize(all.fitting);
+  const auto faster = [](const Scored& a, const Scored& b) { return a.seconds < b.seconds; };
+  const size_t simulated = std::min(kSimulated, all.fitting.size());
+  std::partial_sort(all.fitting.begin(), all.fitting.begin() + static_cast<std::ptrdiff_t>(simulated),
+                    all.fitting.end(), faster);
+  all.fitting.resize(simulated);
+  for (Scored& one : all.fitting) one.seconds = step_time(one.shape, cluster).seconds;
+  std::stable_sort(all.fitting.begin(), all.fitting.end(), faster);
+  int64_t passes = 2 * kAffordablePasses;
+  for (const Scored& one : without_variants(all.fitting)) {
+    if (result.layouts.size() == most) break;
+    Layout layout;
+    layout.overrides = overrides_of(base, one.shape);
+    const auto legal_config = legal(resolve, layout.overrides, base.global_batch);
+    if (!legal_config) continue;
+    layout.shape = run_shape(*legal_config);
+    layout.bytes = fullest_by_formula(layout.shape);
+    if (const auto exact = exact_fullest(*legal_config, cluster, passes))
+      layout.bytes = *exact, layout.exact = true;
+    if (layout.bytes > static_cast<double>(cluster.usable_memory.value)) continue;
+    layout.time = step_time(layout.shape, cluster);
+    result.layouts.push_back(std::move(layout));
+  }
+  std::stable_sort(result.layouts.begin(), result.layouts.end(),
+                   [](const Layout& a, const Layout& b) { return a.time.seconds < b.time.seconds; });
+  return result;
+}
+
+std::string slower_by(const Layout& best, const Layout& other) {
+  const auto before = exposed_parts(best.time), after = exposed_parts(other.time);
+  size_t most = 0;
+  for (size_t i = 0; i < after.size(); ++i)
+    if (after[i].second - before[i].second > after[most].second - before[most].second) most = i;
+  std::string name = after[most].first;
+  std::replace(name.begin(), name.end(), '_', ' ');
+  const double seconds = after[most].second - before[most].second;
+  return name + ": " + (seconds < 0.1 ? fixed(1e3 * seconds, 1) + " ms" : fixed(seconds, 2) + " s") + " more";
+}
+
+}  // namespace capstan::planner

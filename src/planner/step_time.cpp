@@ -1,0 +1,200 @@
+#include "planner/step_time.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "parallel/schedule.hpp"
+#include "planner/collectives.hpp"
+#include "planner/counts.hpp"
+#include "planner/kernels.hpp"
+#include "planner/memory.hpp"
+
+namespace capstan::planner {
+
+namespace {
+
+int64_t nanoseconds(double seconds) {
+  return std::llround(1e9 * seconds);
+}
+
+double simulated_seconds(const parallel::PipelineShape& pipeline,
+                         const std::vector<parallel::ActionTicks>& ticks, int64_t transfer) {
+  const auto run = parallel::simulate(pipeline, parallel::make_schedule(pipeline), ticks, transfer);
+  CAPSTAN_ASSERT(run.problem.empty(), run.problem);
+  return 1e-9 * static_cast<double>(run.ticks);
+}
+
+// Seconds of all micro-batches. In its steady state a pipeline takes the same time for each further group of
+// micro-batches, so that not more of them than a few groups are simulated.
+double pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages, double transfer) {
+  parallel::PipelineShape pipeline;
+  pipeline.ranks = s.pp, pipeline.chunks = s.vpp, pipeline.micro_batches = s.micro_batches();
+  pipeline.group = std::max(s.group, s.pp), pipeline.order = s.schedule, pipeline.stage_ranks = s.stage_ranks;
+  std::vector<parallel::ActionTicks> ticks;
+  for (const StageTime& stage : stages) {
+    parallel::ActionTicks& one = ticks.emplace_back();
+    one.forward = nanoseconds(stage.forward.total());
+    one.backward = nanoseconds(stage.input_gradients.total() + stage.recompute.total());
+    const int64_t weights = nanoseconds(stage.weight_gradients.total());
+    one.weight_gradients = pipeline.separates_weight_gradients() ? weights : 0;
+    if (!pipeline.separates_weight_gradients()) one.backward += weights;
+  }
+  const int64_t sent = nanoseconds(transfer), all = pipeline.micro_batches, group = pipeline.group;
+  const int64_t rest = all % group;
+  const int64_t few = 4 * group + rest, more = 6 * group + rest;
+  if (all <= more || s.schedule == config::PipelineSchedule::gpipe)
+    return simulated_seconds(pipeline, ticks, sent);
+  pipeline.micro_batches = few;
+  const double first = simulated_seconds(pipeline, ticks, sent);
+  pipeline.micro_batches = more;
+  const double second = simulated_seconds(pipeline, ticks, sent);
+  return second + (second - first) * real(all - more) / real(more - few);
+}
+
+// Work of one micro-batch on a pipeline rank.
+StageTime rank_time(const RunShape& s, const std::vector<StageTime>& stages, int64_t rank) {
+  StageTime sum;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    if (s.stage_ranks[i] != rank) continue;
+    sum.forward += stages[i].forward;
+    sum.input_gradients += stages[i].input_gradients;
+    sum.weight_gradients += stages[i].weight_gradients;
+    sum.recompute += stages[i].recompute;
+  }
+  return sum;
+}
+
+// Communication of data parallelism in a step of one rank, without anything that hides it.
+struct DataTraffic {
+  double gradients = 0, parameters = 0;
+};
+
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
+  using enum config::ShardingStrategy;
+  const Group dense = group_of(c, s.tp, s.dp * s.cp),
+              experts = group_of(c, s.etp * s.ep, std::max<int64_t>(1, s.expert_dp()));
+  const auto both = [&](Collective collective, double bytes) {
+    return collective_seconds(c, dense, collective, bytes * p.dense) +
+           collective_seconds(c, experts, collective, bytes * p.experts);
+  };
+  DataTraffic traffic;
+  if (s.frozen_base) {
+    traffic.gradients =
+        collective_seconds(c, dense, Collective::all_reduce, s.reduced_bytes * s.adapter_parameters);
+    return traffic;
+  }
+  if (s.sharding == no_shard) {
+    traffic.gradients = both(Collective::all_reduce, s.reduced_bytes);
+    return traffic;
+  }
+  traffic.gradients = both(Collective::reduce_scatter, s.reduced_bytes);
+  traffic.parameters = both(Collective::all_gather, s.parameter_bytes);
+  const double micro_batches = real(s.micro_batches());
+  // Gradients that are sharded are reduced after each micro-batch; parameters that are sharded are gathered
+  // for its forward and for its backward pass.
+  if (s.sharding >= optim_grads) traffic.gradients *= micro_batches;
+  if (s.sharding == optim_grads_params) traffic.parameters *= 2 * micro_batches;
+  return traffic;
+}
+
+void add_data_time(const RunShape& s, const DataTraffic& traffic, const StageTime& one, StepTime& step) {
+  using enum config::ShardingStrategy;
+  const double backward = one.input_gradients.total() + one.weight_gradients.total() + one.recompute.total();
+  const double micro_batches = real(s.micro_batches());
+  // The passes that hide it: the backward pass of the last micro-batch, the forward pass of the first one,
+  // or of each where they communicate each time.
+  const double gradients_hide =
+      !s.overlap_grad_reduce ? 0 : backward * (s.sharding >= optim_grads ? micro_batches : 1);
+  const double parameters_hide = !s.overlap_param_gather ? 0
+                                 : s.sharding == optim_grads_params
+                                     ? (one.forward.total() + backward) * micro_batches
+                                     : one.forward.total();
+  // Sharded parameters and gradients hide behind the same passes.
+  const double gradients_hidden = std::min(traffic.gradients, gradients_hide);
+  const double left = s.sharding == optim_grads_params ? parameters_hide - gradients_hidden : parameters_hide;
+  const double hidden = gradients_hidden + std::min(traffic.parameters, std::max(0.0, left));
+  step.data_hidden = hidden;
+  step.data = traffic.gradients + traffic.parameters - hidden;
+}
+
+double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParameters& p) {
+  double parameters = p.total();
+  if (s.frozen_base)
+    parameters = s.adapter_parameters;
+  else if (s.sharding != config::ShardingStrategy::no_shard)
+    parameters = p.dense / real(s.dp * s.cp) + p.experts / real(std::max<int64_t>(1, s.expert_dp()));
+  // The gradient is read for the norm and for the update; the state is read and written.
+  const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
+  return memory_seconds(c, parameters * (2 * s.gradient_bytes + main + 2 * s.moment_bytes), 10);
+}
+
+}  // namespace
+
+StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
+  const std::vector<StageTime> stages = stage_times(s, c);
+  const double micro_batches = real(s.micro_batches());
+  StepTime step;
+  // The pipeline rank that works longest.
+  StageTime one;
+  int64_t busiest = 0;
+  for (int64_t rank = 0; rank < s.pp; ++rank) {
+    const StageTime time = rank_time(s, stages, rank);
+    if (rank == 0 || time.total().total() > one.total().total()) one = time, busiest = rank;
+  }
+  step.recompute = one.recompute.scaled(micro_batches);
+  step.work = one.total().scaled(micro_batches);
+  step.work += step.recompute.scaled(-1);
+  const double work = step.work.total() + step.recompute.total();
+  double pipeline = work;
+  if (s.pp > 1 && model == PipelineModel::formula) {
+    step.bubble = real(s.pp - 1) / real(s.vpp) * work / micro_batches;
+    pipeline += step.bubble;
+  } else if (s.pp > 1) {
+    const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp);
+    const double bytes =
+        s.activation_bytes * s.tokens() * real(s.hidden) / (s.sequence_parallel ? real(s.tp) : 1);
+    const double without = pipeline_seconds(s, stages, 0);
+    pipeline = pipeline_seconds(s, stages, transfer_seconds(c, ranks.crosses_domains(), bytes));
+    step.bubble = without - work;
+    step.transfers = std::max(0.0, pipeline - without);
+  }
+  const RankParameters parameters = rank_parameters(s, busiest);
+  add_data_time(s, data_traffic(s, c, parameters), one, step);
+  step.optimizer = optimizer_seconds(s, c, parameters);
+  const double sum = pipeline + step.data + step.optimizer;
+  step.other = c.other_fraction * sum;
+  step.seconds = sum + step.other;
+  step.fastest = step.seconds * (1 - c.uncertainty());
+  step.slowest = step.seconds * (1 + c.uncertainty());
+  return step;
+}
+
+std::vector<std::pair<std::string, double>> exposed_parts(const StepTime& t) {
+  return {{"gemm", t.work.gemm},
+          {"attention", t.work.attention},
+          {"memory_bound", t.work.memory},
+          {"recomputation", t.recompute.total()},
+          {"tensor_parallel", t.work.tensor},
+          {"context_parallel", t.work.context},
+          {"expert_parallel", t.work.expert},
+          {"pipeline_transfers", t.transfers},
+          {"pipeline_bubble", t.bubble},
+          {"data_parallel", t.data},
+          {"optimizer", t.optimizer},
+          {"other", t.other}};
+}
+
+double tokens_per_second(const RunShape& s, double seconds) {
+  return real(s.tokens_per_step()) / seconds;
+}
+
+double tflops_per_gpu(const RunShape& s, double seconds) {
+  return flops_per_token(s) * tokens_per_second(s, seconds) / real(s.gpus()) / 1e12;
+}
+
+double model_flops_utilization(const RunShape& s, const Cluster& c, double seconds) {
+  return 1e12 * tflops_per_gpu(s, seconds) / peak_flops(c, s.format);
+}
+
+}  // namespace capstan::planner

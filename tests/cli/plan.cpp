@@ -1,0 +1,129 @@
+// capstan plan, as a user runs it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "base/json.hpp"
+#include "process.hpp"
+#include "support/errors.hpp"
+#include "support/files.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace capstan;
+using namespace capstan::test;
+
+TEST_CASE("a plan says whether it fits, how fast it is, and what limits it") {
+  const auto plan = run({"plan", "llama3-8b"});
+  CHECK(plan.code == 0);
+  CHECK(holds(plan.out, "8.03B parameters, on h100"));
+  CHECK(holds(plan.out, "fits: pipeline rank 0 needs "));
+  CHECK(holds(plan.out, "exact: the trainer's step on the meta device"));
+  CHECK(holds(plan.out, "causal attention), MFU "));
+  CHECK(holds(plan.out, "note: times are not calibrated on this cluster"));
+  CHECK(holds(plan.out, "limits:\n  matrix products: "));
+}
+
+TEST_CASE("the exact memory of a plan is that of show --step for a GPU") {
+  const auto plan = run({"plan", "llama3-8b", "--json"});
+  REQUIRE(plan.code == 0);
+  const Json object = json_of(plan.out);
+  CHECK(object["schema"] == "capstan.plan/1");
+  CHECK(object["fits"] == true);
+  CHECK(object["memory_exact"] == true);
+  const auto show = run({"show", "llama3-8b", "--step", "train.device=cuda"});
+  REQUIRE(show.code == 0);
+  const double gib = object["memory_bytes"]["total"].get<double>() / (1 << 30);
+  const size_t at = show.out.find("largest: rank 0: ");
+  REQUIRE(at != std::string::npos);
+  CHECK(std::stod(show.out.substr(at + 17)) == doctest::Approx(gib).epsilon(0.002));
+  // The parts add up to the step, and the ranges hold the figures.
+  double sum = 0;
+  for (const auto& part : object["parts"]) sum += part["seconds"].get<double>();
+  const auto seconds = object["step_seconds"].get<double>();
+  CHECK(sum == doctest::Approx(seconds).epsilon(1e-6));
+  CHECK(object["step_seconds_range"][0] < seconds);
+  CHECK(object["step_seconds_range"][1] > seconds);
+  CHECK(object["mfu"].get<double>() > 0.3);
+  CHECK_FALSE(object["limits"].empty());
+}
+
+TEST_CASE("a plan that does not fit ends with code 3 and overrides that fit") {
+  const auto plan = run({"plan", "llama3-8b", "--cluster", "l40s"});
+  CHECK(plan.code == 3);
+  CHECK(holds(plan.out, "does not fit: pipeline rank 0 needs "));
+  CHECK(holds(plan.out, "fits with:"));
+  CHECK(holds(plan.err, "the run does not fit: memory: pipeline rank 0 needs "));
+  const auto again = run({"plan", "llama3-8b", "--cluster", "l40s", "--json"});
+  CHECK(again.code == 3);
+  const Json object = json_of(again.out);
+  CHECK(object["fits"] == false);
+  REQUIRE_FALSE(object["changes"].empty());
+  // The first of them does.
+  std::vector<std::string> words = {"plan", "llama3-8b", "--cluster", "l40s"};
+  for (const auto& one : object["changes"][0]["overrides"]) words.push_back(one.get<std::string>());
+  CHECK(run(words).code == 0);
+}
+
+TEST_CASE("wrong clusters and numbers of GPUs are errors of the command line") {
+  const auto unknown = run({"plan", "llama3-8b", "--cluster", "h10"});
+  CHECK(unknown.code == 2);
+  CHECK(holds(unknown.err, "not found: cluster = h10"));
+  CHECK(holds(unknown.err, "did you mean `h100`?"));
+  const auto gpus = run({"plan", "llama3-8b", "--gpus", "7"});
+  CHECK(gpus.code == 2);
+  CHECK(holds(gpus.err, "--gpus"));
+  const TemporaryDirectory directory;
+  const std::string file = (directory.path() / "mine.yaml").string();
+  spill(file, "gpu: mine\nmemorry: 8GiB\n");
+  const auto wrong = run({"plan", "llama3-8b", "--cluster", file});
+  CHECK(wrong.code == 2);
+  CHECK(holds(wrong.err, "mine.yaml:2:1: unknown key `cluster.memorry`"));
+  const auto format =
+      run({"plan", "llama3-8b", "--cluster", "mi300x", "mixed_precision=bf16_with_nvfp4_mixed"});
+  CHECK(format.code == 2);
+  CHECK(holds(format.err, "`fp4_tflops`"));
+}
+
+TEST_CASE("a search prints layouts, best first, whose overrides make a recipe that fits") {
+  const auto text = run({"plan", "llama3-8b", "--gpus", "16", "--search"});
+  CHECK(text.code == 0);
+  CHECK(holds(text.out, "layouts, of which "));
+  CHECK(holds(text.out, "\nthe first: "));
+  const auto found = run({"plan", "llama3-8b", "--gpus", "16", "--search", "--json"});
+  REQUIRE(found.code == 0);
+  const Json object = json_of(found.out);
+  CHECK(object["schema"] == "capstan.plan-search/1");
+  REQUIRE(object["layouts"].size() == 5);
+  double before = 0;
+  for (const auto& layout : object["layouts"]) {
+    const auto seconds = layout["step_seconds"].get<double>();
+    CHECK(seconds >= before);
+    before = seconds;
+    std::vector<std::string> words = {"plan", "llama3-8b", "--gpus", "16", "--json"};
+    for (const auto& one : layout["overrides"]) words.push_back(one.get<std::string>());
+    const auto plan = run(words);
+    CHECK(plan.code == 0);
+    CHECK(json_of(plan.out)["step_seconds"].get<double>() == doctest::Approx(seconds));
+  }
+  // A number of GPUs that the recipe's own layout does not divide.
+  CHECK(run({"plan", "llama3-70b", "--gpus", "16", "--search"}).code == 0);
+  CHECK(run({"plan", "llama3-70b", "--gpus", "2", "--search"}).code == 3);
+}
+
+#if CAPSTAN_TIMED
+TEST_CASE("a search over 512 GPUs takes less than 5 s of one core") {
+  const auto found = run({"plan", "llama3.1-405b", "--gpus", "512", "--search"});
+  MESSAGE("search over 512 GPUs: " << found.cpu_seconds << " s");
+  CHECK(found.code == 0);
+  CHECK(found.cpu_seconds < 5);
+}
+
+TEST_CASE("a plan of 1024 GPUs by formula takes less than 100 ms") {
+  std::vector<double> times;
+  for (int i = 0; i < 9; ++i)
+    times.push_back(run({"plan", "llama3.1-405b", "--memory", "formula"}).cpu_seconds);
+  std::sort(times.begin(), times.end());
+  MESSAGE("plan of 1024 GPUs: " << 1e3 * times[4] << " ms");
+  CHECK(times[4] < 0.1);
+}
+#endif

@@ -1,0 +1,85 @@
+// Cluster files: presets, files of the user, and what is wrong with them.
+#include "planner/cluster.hpp"
+
+#include <doctest/doctest.h>
+
+#include "support/errors.hpp"
+#include "support/files.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace capstan;
+using namespace capstan::planner;
+using namespace capstan::test;
+
+namespace {
+
+std::string error_of_cluster(const std::string& name_or_file) {
+  return error_of([&] { read_cluster(name_or_file); });
+}
+
+}  // namespace
+
+TEST_CASE("every preset reads, and states the source of each figure") {
+  const auto presets = config::Library::standard().presets("cluster");
+  CHECK(presets.size() == 11);
+  for (const auto& preset : presets) {
+    CAPTURE(preset.name);
+    const Cluster cluster = read_cluster(preset.name);
+    CHECK(cluster.name == preset.name);
+    CHECK(cluster.usable_memory.value > cluster.memory.value * 9 / 10);
+    CHECK(cluster.usable_memory.value < cluster.memory.value);
+    CHECK(cluster.bf16_tflops > 100);
+    CHECK_FALSE(preset.description.empty());
+    const auto document = config::Library::standard().preset("cluster", preset.name);
+    size_t begin = document->text.find('\n') + 1;
+    while (begin < document->text.size()) {
+      const size_t end = document->text.find('\n', begin);
+      const std::string line = document->text.substr(begin, end - begin);
+      if (!line.starts_with("gpu: ") && !line.starts_with("calibration: "))
+        CHECK_MESSAGE(line.find("  # ") != std::string::npos, line);
+      begin = end + 1;
+    }
+  }
+}
+
+TEST_CASE("a rack with a common NVLink network has a fast domain of several nodes") {
+  CHECK(read_cluster("gb200").fast_domain() == 72);
+  CHECK(read_cluster("h100").fast_domain() == 8);
+}
+
+TEST_CASE("a name that does not exist is an error with a similar one") {
+  const std::string error = error_of_cluster("h10");
+  CHECK(holds(error, "not_found: not found: cluster = h10"));
+  CHECK(holds(error, "did you mean `h100`?"));
+  CHECK(holds(error_of_cluster("./no-such.yaml"), "no-such.yaml"));
+}
+
+TEST_CASE("all wrong fields of a file are reported with their lines") {
+  const TemporaryDirectory directory;
+  const std::string file = (directory.path() / "mine.yaml").string();
+  spill(file, "gpu: mine\nmemory: 1GiB\nusable_memory: 2GiB\nbf16_tflop: 1\nmemory_bandwidth: fast\n");
+  const std::string error = error_of_cluster(file);
+  CHECK(holds(error, "config: the cluster file has errors"));
+  CHECK(holds(
+      error,
+      "mine.yaml:4:1: unknown key `cluster.bf16_tflop`; a field with a similar name exists: `bf16_tflops`"));
+  CHECK(holds(error, "mine.yaml:5:19: "));
+}
+
+TEST_CASE("a file of the user is read, and its fields are compared with each other") {
+  const TemporaryDirectory directory;
+  const std::string file = (directory.path() / "mine.yaml").string();
+  const std::string text =
+      "gpu: mine\nmemory: 1GiB\nusable_memory: 900MiB\nbf16_tflops: 100\nmemory_bandwidth: 1000\n"
+      "multiprocessors: 10\ngpus_per_node: 4\nintra_bandwidth: 100\ninter_bandwidth: 10\n";
+  spill(file, text + "bus_bandwidth_by_nodes: {8: 20, 2: 80}\ncalibration: measured\n");
+  const Cluster cluster = read_cluster(file);
+  CHECK(cluster.usable_memory.value == 900 << 20);
+  CHECK(cluster.uncertainty() == 0.1);
+  REQUIRE(cluster.bus_bandwidth_by_nodes.size() == 2);
+  CHECK(cluster.bus_bandwidth_by_nodes.front().first == "2");
+  spill(file, text + "fast_domain_size: 6\nbus_bandwidth_by_nodes: {two: 20}\n");
+  const std::string error = error_of_cluster(file);
+  CHECK(holds(error, "mine.yaml:10:19: `fast_domain_size` is not a multiple of `gpus_per_node`"));
+  CHECK(holds(error, "`two` is not a number of nodes"));
+}

@@ -1,0 +1,140 @@
+// Memory by formula against published peaks, and against the trainer's own step.
+#include "planner/memory.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "config/resolve/resolve.hpp"
+#include "planner/plan.hpp"
+#include "planner/published_rows.hpp"
+
+using namespace capstan;
+using namespace capstan::planner;
+using namespace capstan::planner::test;
+
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+double fullest(const RunShape& shape) {
+  double most = 0;
+  for (const MemoryShape& memory : memory_by_rank(shape)) most = std::max(most, memory.total());
+  return most;
+}
+
+}  // namespace
+
+// V6, up to 32768 tokens; three rows of 131072 tokens miss the bound (docs/planning.md).
+TEST_CASE("the peaks of Megatron-LM on eight B200 are predicted within 5 %") {
+  double worst = 0;
+  int rows = 0;
+  for (const PublishedRow& row : published_rows("simumax.csv")) {
+    if (row.size("seq") > 32768) continue;
+    CAPTURE(row.text("notes"));
+    RunShape shape = shape_of(row, true);
+    shape.sharding = config::ShardingStrategy::optim;
+    const double error = fullest(shape) / kGiB / row.number("mem_gb") - 1;
+    CHECK(std::abs(error) <= 0.05);
+    worst = std::max(worst, std::abs(error));
+    ++rows;
+  }
+  CHECK(rows == 16);
+  MESSAGE("V6: ", rows, " rows, largest error ", 100 * worst, " %");
+}
+
+namespace {
+
+// Another framework keeps more than the formula: its factor on activations, and bytes beside them.
+struct Framework {
+  double factor = 1, constant = 0;
+};
+
+// Gradient and value of a logit in 16 and in 32 bits, without fusion.
+constexpr double kUnfusedLogitBytes = 12;
+// Of an H100 with 79.1 GiB that PyTorch can see, without 5 % of headroom.
+constexpr double kLimit = 0.95 * 79.1 * kGiB;
+
+RunShape sweep_shape(const PublishedRow& row) {
+  RunShape shape = shape_of(row, true);
+  shape.tied = row.text("model") == "Llama-like 1B";
+  shape.logit_bytes = kUnfusedLogitBytes;
+  shape.sharding = row.text("notes").starts_with("ZeRO-1") ? config::ShardingStrategy::optim
+                                                           : config::ShardingStrategy::no_shard;
+  return shape;
+}
+
+// Least squares of relative errors over the rows.
+Framework calibrate(const std::vector<PublishedRow>& rows) {
+  double aa = 0, a1 = 0, ay = 0, n = 0, y1 = 0;
+  for (const PublishedRow& row : rows) {
+    const MemoryShape memory = memory_by_rank(sweep_shape(row)).front();
+    const double measured = row.number("mem_gb") * kGiB, weight = 1 / (measured * measured);
+    const double a = memory.activations, y = measured - (memory.total() - a);
+    aa += weight * a * a, a1 += weight * a, ay += weight * a * y, n += weight, y1 += weight * y;
+  }
+  const double determinant = aa * n - a1 * a1;
+  return {(ay * n - a1 * y1) / determinant, (aa * y1 - a1 * ay) / determinant};
+}
+
+double fullest(const RunShape& shape, const Framework& framework) {
+  double most = 0;
+  for (const MemoryShape& memory : memory_by_rank(shape))
+    most = std::max(most, memory.total() + (framework.factor - 1) * memory.activations + framework.constant);
+  return most;
+}
+
+}  // namespace
+
+// V7 for the 8B model. Failures of the 1B model are not all of memory (docs/planning.md).
+TEST_CASE("failed configurations of an 8B model are flagged by what runs of a 1B model needed") {
+  std::vector<PublishedRow> known, asked;
+  for (const PublishedRow& row : published_rows("ultrascale.csv")) {
+    if (row.text("model") == "Llama-like 8B")
+      asked.push_back(row);
+    else if (row.has("mem_gb") && row.size("pp") == 1 && row.size("ngpu") <= 16)
+      known.push_back(row);
+  }
+  const Framework framework = calibrate(known);
+  int failed = 0, flagged = 0, good = 0, alarms = 0;
+  for (const PublishedRow& row : asked) {
+    if (row.size("pp") > row.size("layers")) continue;
+    const bool exceeds = fullest(sweep_shape(row), framework) > kLimit;
+    if (row.has("mem_gb"))
+      ++good, alarms += exceeds ? 1 : 0;
+    else
+      ++failed, flagged += exceeds ? 1 : 0;
+  }
+  MESSAGE("V7, 8B: ", flagged, " of ", failed, " failures flagged, ", alarms, " false alarms of ", good,
+          "; activations times ", framework.factor, ", and ", framework.constant / kGiB, " GiB, by ",
+          known.size(), " rows of 1B");
+  CHECK(flagged >= 0.90 * failed);
+  CHECK(alarms <= 0.03 * good);
+}
+
+// The formula serves searches: it must rank as the exact figures do.
+TEST_CASE("the formula agrees with the trainer's own step for recipes of dense models") {
+  for (const char* recipe : {"llama3-8b", "llama3-70b", "gpt3-175b", "gemma2-9b", "qwen2.5-32b", "gpt2-1.5b",
+                             "gpt2-124m", "llama2-13b", "smollm2-360m"}) {
+    CAPTURE(recipe);
+    config::Request request;
+    request.recipe = recipe;
+    const config::Resolution resolution = config::resolve(request);
+    REQUIRE(resolution.ok());
+    const Cluster cluster = read_cluster("h100");
+    const Plan exact = make_plan(resolution.config, cluster),
+               formula = make_plan(resolution.config, cluster, MemoryChoice::formula);
+    const RankMemory& measured = exact.memory[exact.fullest];
+    REQUIRE(measured.exact);
+    const double error = formula.memory[exact.fullest].total() / measured.total() - 1;
+    CAPTURE(error);
+    CHECK(std::abs(error) < 0.05);
+    // Sizes of the state are no estimates.
+    for (const MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::main_parameters}) {
+      const auto i = static_cast<size_t>(category);
+      CHECK(formula.memory[exact.fullest].bytes[i] == doctest::Approx(measured.bytes[i]).epsilon(0.001));
+    }
+  }
+}
