@@ -9,75 +9,11 @@
 #include <sstream>
 
 #include "base/json.hpp"
-#include "process.hpp"
+#include "memory.hpp"
 #include "support/paths.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
-
-namespace {
-
-using Words = std::vector<std::string>;
-
-// Range of the resident memory beyond the estimate: program and libraries, stacks, samples of the loader, and
-// parts of files that are written or read. docs/performance.md gives it.
-constexpr double kLeastBase = 20, kMaxBase = 64;  // MiB
-
-// Some 10 to 14 million parameters, and steps of seconds on one core.
-Words recipe(const Words& more) {
-  Words words{"quickstart",
-              "dataset=mock",
-              "tokenizer=none",
-              "model.num_layers=2",
-              "model.hidden_size=512",
-              "model.ffn_hidden_size=1024",
-              "model.vocab_size=16384",
-              "model.seq_length=128",
-              "train.micro_batch_size=2",
-              "train.global_batch_size=4",
-              "train.train_iters=2",
-              "train.threads=1",
-              "validation.eval_interval=null",
-              "checkpoint.save_interval=1"};
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
-Finished in(const ScratchDirectory& scratch, const std::string& command, Words words,
-            const Words& more = {}) {
-  Launch launch;
-  launch.directory = scratch.path();
-  words.insert(words.begin(), command);
-  words.insert(words.end(), more.begin(), more.end());
-  launch.arguments = std::move(words);
-  return run(launch);
-}
-
-double mib(const std::string& text) {
-  std::istringstream stream(text);
-  double value = 0;
-  std::string unit;
-  stream >> value >> unit;
-  REQUIRE_MESSAGE((unit.starts_with("MiB") || unit.starts_with("GiB")), text);
-  return unit.starts_with("GiB") ? 1024 * value : value;
-}
-
-// Estimated memory of the stage that needs the most, as printed by `show --step`.
-double estimated_mib(const ScratchDirectory& scratch, const Words& words, const Words& more = {}) {
-  const Finished shown = in(scratch, "show", words, more);
-  REQUIRE_MESSAGE(shown.code == 0, shown.err);
-  const size_t at = shown.out.find("largest: rank ");
-  REQUIRE(at != std::string::npos);
-  return mib(shown.out.substr(shown.out.find(": ", at + 10) + 2));
-}
-
-void check_resident(double resident, double estimated) {
-  INFO("resident ", resident, " MiB, estimated ", estimated, " MiB");
-  CHECK(resident >= 0.95 * estimated + kLeastBase);
-  CHECK(resident <= 1.05 * estimated + kMaxBase);
-}
-
-}  // namespace
 
 TEST_CASE(
     "resident memory is what the estimate says, with saves, adapters, evaluation and in every precision") {
@@ -240,60 +176,6 @@ TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds
   for (const Finished& one : {checked, unread, shown, refused}) {
     CHECK_MESSAGE(one.code == 3, one.err);
     CHECK_MESSAGE(contains(one.err, "resilience.memory_limit allows 50.0 MiB"), one.err);
-  }
-}
-
-TEST_CASE("resident memory of a rank is what the estimate says" * doctest::test_suite("ranks") *
-          doctest::skip()) {
-  const ScratchDirectory scratch;
-  const Words words = recipe({"dist.tensor_model_parallel_size=2", "dist.sequence_parallel=true",
-                              "model.vocab_size=32768", "model.hidden_size=768"});
-  const double estimated = estimated_mib(scratch, words, {"--step", "--ranks", "2"});
-  const Finished trained = in(scratch, "train", words, {"--run-dir", "r", "--nproc", "2"});
-  REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  check_resident(trained.resident_mib, estimated);
-}
-
-TEST_CASE("check, show --step and train refuse alike what a limit does not allow" *
-          doctest::test_suite("ranks") * doctest::skip()) {
-  const ScratchDirectory scratch;
-  const auto refusal = [](const std::string& text) {
-    const size_t at = text.find("error: a step needs ");
-    return at == std::string::npos ? text : text.substr(at, text.find('\n', at) - at);
-  };
-  for (const int stages : {1, 2}) {
-    Words words = tiny_recipe({"train.threads=1", "model.num_layers=2", "resilience.memory_limit=100KiB"});
-    Words more, train{"--run-dir", "r"};
-    if (stages == 2) {
-      words.push_back("dist.pipeline_model_parallel_size=2");
-      more = {"--ranks", "2"};
-      train = {"--run-dir", "r", "--nproc", "2"};
-    }
-    const Finished checked = in(scratch, "check", words, more);
-    CHECK_MESSAGE(checked.code == 3, checked.err);
-    CHECK(checked.out.empty());
-    CHECK_MESSAGE(contains(checked.err, "resilience.memory_limit allows 100.0 KiB"), checked.err);
-    CHECK(contains(checked.err, "on rank ") == (stages == 2));
-    Words step = more;
-    step.insert(step.begin(), "--step");
-    const Finished shown = in(scratch, "show", words, step);
-    CHECK(shown.code == 3);
-    CHECK(contains(shown.out, "largest: rank"));
-    CHECK(refusal(shown.err) == refusal(checked.err));
-    const Finished trained = in(scratch, "train", words, train);
-    CHECK_MESSAGE(trained.code == 3, trained.err);
-    CHECK_MESSAGE(refusal(trained.err) == refusal(checked.err), trained.err);
-    Words as_json = more;
-    as_json.insert(as_json.begin(), "--json");
-    const Finished machine = in(scratch, "check", words, as_json);
-    CHECK(machine.code == 3);
-    CHECK(contains(refusal(checked.err), capstan::json_of(machine.out)["does_not_fit"]["reason"]));
-    CHECK(capstan::json_of(machine.out)["ok"] == false);
-    words.push_back("resilience.memory_limit=100MiB");
-    const Finished enough = in(scratch, "check", words, more);
-    CHECK_MESSAGE(enough.code == 0, enough.err);
-    CHECK_MESSAGE(contains(enough.out, "no errors"), enough.out);
-    CHECK(in(scratch, "show", words, step).code == 0);
   }
 }
 
