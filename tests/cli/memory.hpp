@@ -1,4 +1,4 @@
-// What the tests of memory share: a recipe, the estimate of `show --step`, and the range of the resident memory.
+// Shared by the tests of memory: a recipe, the estimate of `show --step`, and the range of the resident memory.
 #pragma once
 
 #include <doctest/doctest.h>
