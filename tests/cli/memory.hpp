@@ -1,4 +1,4 @@
-// Shared by the tests of memory: a recipe, the estimate of `show --step`, and the range of the resident memory.
+// Shared by the tests of memory: a recipe, the estimate of `show --step`, the range of the resident memory.
 #pragma once
 
 #include <doctest/doctest.h>
