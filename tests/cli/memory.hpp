@@ -39,7 +39,7 @@ inline Words recipe(const Words& more) {
 }
 
 inline Finished in(const ScratchDirectory& scratch, const std::string& command, Words words,
-            const Words& more = {}) {
+                   const Words& more = {}) {
   Launch launch;
   launch.directory = scratch.path();
   words.insert(words.begin(), command);
