@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/table.hpp"
+#include "offloadable.hpp"
 #include "support/devices.hpp"
 #include "support/planted_waits.hpp"
 #include "support/step_control.hpp"
@@ -91,22 +92,10 @@ std::vector<float> trained(Device& device, bool offload, config::OptimizerConfig
   return values;
 }
 
-config::OptimizerConfig config_of(config::OptimizerKind kind, config::MomentType moments,
-                                  bool stochastic = false) {
-  config::OptimizerConfig config;
-  config.optimizer = kind;
-  config.exp_avg_dtype = config.exp_avg_sq_dtype = moments;
-  config.stochastic_rounding = stochastic;
-  return config;
-}
-
 }  // namespace
 
 TEST_CASE("updates in host memory have the bits of the CPU's, also after a skipped step") {
-  using enum config::OptimizerKind;
-  using enum config::MomentType;
-  for (const auto& config : {config_of(adam, fp32), config_of(adam, bf16, true), config_of(adam, fp8),
-                             config_of(sgd, fp32), config_of(lion, fp32)})
+  for (const auto& config : test::offloadable_optimizers())
     for (const DType model : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(static_cast<int>(config.optimizer));
       CAPTURE(std::string(name_of(model)));
@@ -119,21 +108,19 @@ TEST_CASE("updates in host memory have the bits of the CPU's, also after a skipp
 }
 
 TEST_CASE("updates in host memory run beside the CUDA kernels") {
-  const auto config = config_of(config::OptimizerKind::adam, config::MomentType::fp32);
-  const auto expected = trained(*test::Cpu::make(1), false, config, DType::bf16, 3);
+  const auto expected = trained(*test::Cpu::make(1), false, test::kAdam, DType::bf16, 3);
   const auto found =
-      trained(*test::Simulated::make({.threads = 1, .patient = true}), true, config, DType::bf16, 3);
+      trained(*test::Simulated::make({.threads = 1, .patient = true}), true, test::kAdam, DType::bf16, 3);
   REQUIRE(found.size() == expected.size());
   for (size_t i = 0; i < found.size(); ++i) CHECK(found[i] == doctest::Approx(expected[i]).epsilon(0.01));
 }
 
 TEST_CASE("every wait of offloaded updates is needed: the checked device finds each one that is missing") {
-  const auto config = config_of(config::OptimizerKind::adam, config::MomentType::fp32);
-  const auto expected = trained(*test::Cpu::make(1), false, config, DType::bf16, 2);
+  const auto expected = trained(*test::Cpu::make(1), false, test::kAdam, DType::bf16, 2);
   // In each step: one for the device, three for gradients, one for a buffer of gradients that is used again,
   // three for parameters, and one of the compute queue.
   CHECK(test::find_missing_waits(
-            [&](Device& device) { return trained(device, true, config, DType::bf16, 2); }, expected) ==
+            [&](Device& device) { return trained(device, true, test::kAdam, DType::bf16, 2); }, expected) ==
         2 * 9);
 }
 

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "kernels/table.hpp"
+#include "offloadable.hpp"
 #include "optim/optimizer.hpp"
 #include "support/devices.hpp"
 #include "support/errors.hpp"
@@ -131,16 +132,6 @@ std::vector<float> updated(Device& device, const fs::path& directory, const conf
   return chunks.values();
 }
 
-config::OptimizerConfig optimizer_of(config::OptimizerKind kind, config::MomentType moments,
-                                     bool stochastic = false) {
-  config::OptimizerConfig config;
-  config.optimizer = kind;
-  config.exp_avg_dtype = config.exp_avg_sq_dtype = moments;
-  config.stochastic_rounding = stochastic;
-  return config;
-}
-const auto kAdam = optimizer_of(config::OptimizerKind::adam, config::MomentType::fp32);
-
 // The open file of this process that has no name in `directory`.
 fs::path unnamed_file_in(const fs::path& directory) {
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -154,11 +145,8 @@ fs::path unnamed_file_in(const fs::path& directory) {
 }  // namespace
 
 TEST_CASE("updates of state in a file have the bits of those in memory, also after a skipped step") {
-  using enum config::OptimizerKind;
-  using enum config::MomentType;
   const test::TemporaryDirectory directory;
-  for (const auto& config : {kAdam, optimizer_of(adam, bf16, true), optimizer_of(adam, fp8),
-                             optimizer_of(sgd, fp32), optimizer_of(lion, fp32)})
+  for (const auto& config : test::offloadable_optimizers())
     for (const DType model : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(static_cast<int>(config.optimizer));
       CAPTURE(std::string(name_of(model)));
@@ -173,9 +161,9 @@ TEST_CASE("updates of state in a file have the bits of those in memory, also aft
 
 TEST_CASE("state in a file is updated beside the CUDA kernels") {
   const test::TemporaryDirectory directory;
-  const auto expected = updated(*test::Cpu::make(1), {}, kAdam, DType::bf16, 3);
-  const auto found = updated(*test::Simulated::make({.threads = 1, .patient = true}), directory.path(), kAdam,
-                             DType::bf16, 3);
+  const auto expected = updated(*test::Cpu::make(1), {}, test::kAdam, DType::bf16, 3);
+  const auto found = updated(*test::Simulated::make({.threads = 1, .patient = true}), directory.path(),
+                             test::kAdam, DType::bf16, 3);
   REQUIRE(found.size() == expected.size());
   for (size_t i = 0; i < found.size(); ++i) CHECK(found[i] == doctest::Approx(expected[i]).epsilon(0.01));
 }
@@ -184,8 +172,10 @@ TEST_CASE("the checked device finds missing waits of updates in a file") {
   constexpr int64_t kWaits = 40;
   const test::TemporaryDirectory directory;
   for (const DType model : {DType::f32, DType::bf16}) {
-    const auto expected = updated(*test::Cpu::make(1), {}, kAdam, model, 2);
-    const auto work = [&](Device& device) { return updated(device, directory.path(), kAdam, model, 2); };
+    const auto expected = updated(*test::Cpu::make(1), {}, test::kAdam, model, 2);
+    const auto work = [&](Device& device) {
+      return updated(device, directory.path(), test::kAdam, model, 2);
+    };
     int64_t needed = 0;
     for (int64_t ignored = 0; ignored < 2 * kWaits; ++ignored) {
       CAPTURE(ignored);
@@ -311,7 +301,7 @@ TEST_CASE("a file that another program truncates is an error where its state is 
     const test::TemporaryDirectory directory;
     const auto device = checked ? test::Checked::make(1) : test::Cpu::make(1);
     const std::string error = test::error_of([&] {
-      Chunks chunks(*device, directory.path(), kAdam, DType::bf16);
+      Chunks chunks(*device, directory.path(), test::kAdam, DType::bf16);
       chunks.step(0, false);
       // Until all chunks are written and read.
       (void)chunks.values();

@@ -161,6 +161,29 @@ std::vector<Overrides> layouts() {
           {"dist.pp=2"}};
 }
 
+// Calls run(variant, its number, overrides of the recipe): every variant on one rank and with ZeRO-3, and the
+// first with every layout.
+template <class Run>
+void each_run(const Run& run) {
+  const std::vector<Overrides> all = layouts();
+  for (size_t l = 0; l < all.size(); ++l)
+    for (size_t v = 0; v < variants().size(); ++v) {
+      const Variant& variant = variants()[v];
+      if (v != 0 && ((all.size() > 1 && l != 3) || test::kSanitized)) continue;
+      CAPTURE(all[l]);
+      CAPTURE(std::string(variant.preset));
+      CAPTURE(variant.overrides);
+      run(variant, v, with(with(kBuckets, all[l]), variant.overrides));
+    }
+}
+
+// Three steps with the whole state on the device.
+Trained expected_of(const config::Config& config, const Variant& variant) {
+  Trained expected = run_steps(config, 3);
+  CHECK((expected.skipped > 0) == variant.skips);
+  return expected;
+}
+
 void check_same(const Trained& found, const Trained& expected) {
   CHECK(found.numbers == expected.numbers);
   CHECK(found.state == expected.state);
@@ -176,51 +199,33 @@ void check_same(const Trained& found, const Trained& expected) {
 }  // namespace
 
 TEST_CASE("training has the same bits with any part of the optimizer state in host memory") {
-  const std::vector<Overrides> all = layouts();
-  for (size_t l = 0; l < all.size(); ++l)
-    for (size_t v = 0; v < variants().size(); ++v) {
-      const Variant& variant = variants()[v];
-      // Every variant on one rank and with ZeRO-3, the first with every layout.
-      if (v != 0 && ((all.size() > 1 && l != 3) || test::kSanitized)) continue;
-      CAPTURE(all[l]);
-      CAPTURE(std::string(variant.preset));
-      CAPTURE(variant.overrides);
-      const config::Config config = test::resolve_preset<test::Checked>(
-          variant.preset, with(with(kBuckets, all[l]), variant.overrides));
-      const Trained expected = run_steps(config, 3);
-      CHECK((expected.skipped > 0) == variant.skips);
-      for (const double fraction : {0.3, 1.0}) {
-        if (fraction == 1 && (v % 4 != 0 || test::kSanitized)) continue;
-        CAPTURE(fraction);
-        check_same(run_steps(offloaded(config, fraction), 3), expected);
-      }
+  each_run([](const Variant& variant, size_t number, const Overrides& overrides) {
+    const config::Config config = test::resolve_preset<test::Checked>(variant.preset, overrides);
+    const Trained expected = expected_of(config, variant);
+    for (const double fraction : {0.3, 1.0}) {
+      if (fraction == 1 && (number % 4 != 0 || test::kSanitized)) continue;
+      CAPTURE(fraction);
+      check_same(run_steps(offloaded(config, fraction), 3), expected);
     }
+  });
 }
 
 TEST_CASE("training has the same bits with any part of the optimizer state in files") {
   const test::SharedDirectory directory;
-  const std::vector<Overrides> all = layouts();
-  for (size_t l = 0; l < all.size(); ++l)
-    for (size_t v = 0; v < variants().size(); ++v) {
-      const Variant& variant = variants()[v];
-      if (v != 0 && ((all.size() > 1 && l != 3) || test::kSanitized)) continue;
-      CAPTURE(all[l]);
-      CAPTURE(std::string(variant.preset));
-      CAPTURE(variant.overrides);
-      const Overrides overrides = with(with(kBuckets, all[l]), variant.overrides);
-      const config::Config config = test::resolve_preset<test::Checked>(variant.preset, overrides);
-      const Trained expected = run_steps(config, 3);
-      CHECK((expected.skipped > 0) == variant.skips);
-      check_same(run_steps(in_files(config, v % 2 == 0 ? 1 : 0.3, directory.path()), 3), expected);
-      // The stand-in for NCCL needs queues.
-      if (test::kSanitized || config.dist.distributed_backend == config::DistributedBackend::nccl_stand_in)
-        continue;
-      const config::Config on_cpu = test::resolve_preset<test::Cpu>(variant.preset, overrides);
-      const Trained found = run_steps(in_files(on_cpu, v % 2 == 0 ? 1 : 0.3, directory.path()), 3);
-      CHECK(found.numbers == expected.numbers);
-      CHECK(found.state == expected.state);
-      CHECK(found.offloaded > 0);
-    }
+  each_run([&](const Variant& variant, size_t number, const Overrides& overrides) {
+    const config::Config config = test::resolve_preset<test::Checked>(variant.preset, overrides);
+    const Trained expected = expected_of(config, variant);
+    const double fraction = number % 2 == 0 ? 1 : 0.3;
+    check_same(run_steps(in_files(config, fraction, directory.path()), 3), expected);
+    // The stand-in for NCCL needs queues.
+    if (test::kSanitized || config.dist.distributed_backend == config::DistributedBackend::nccl_stand_in)
+      return;
+    const config::Config on_cpu = test::resolve_preset<test::Cpu>(variant.preset, overrides);
+    const Trained found = run_steps(in_files(on_cpu, fraction, directory.path()), 3);
+    CHECK(found.numbers == expected.numbers);
+    CHECK(found.state == expected.state);
+    CHECK(found.offloaded > 0);
+  });
   CHECK(std::filesystem::is_empty(directory.path()));
 }
 
