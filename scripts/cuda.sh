@@ -3,7 +3,8 @@
 # and no GPU. Exits with 77 where there is no toolkit.
 #
 #   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a.
-#                                      Compiles and starts the tests of a GPU, too
+#                                      Compiles and starts the kernels' tests on a GPU and those of operations,
+#                                      too; scripts/gpu_check.sh has all
 #   scripts/cuda.sh resources          compares the kernels of `build` with kernels/cuda/resources.txt. Fails
 #                                      where one needs more registers, stack or shared memory, or spills more,
 #                                      than the list says, and where a kernel is only here or only there
@@ -186,9 +187,9 @@ report_spills() { # DIRECTORY ARCHITECTURES…
 case "${1:-}${2:+ $2}" in
   build)
     require_toolkit
-    build cuda-90a 90a-real capstan_cuda gpu_tests
+    build cuda-90a 90a-real capstan_cuda test_cuda_kernels test_ops
     # Where there is no GPU, they say so.
-    ctest --test-dir build/cuda-90a -L cuda --output-on-failure --no-tests=error ;;
+    ctest --test-dir build/cuda-90a -R '^(cuda_kernels|ops_gpu)$' --output-on-failure --no-tests=error ;;
   resources) require_toolkit; compare ;;
   'resources --write') require_toolkit; write_list ;;
   all)
@@ -200,6 +201,6 @@ case "${1:-}${2:+ $2}" in
     cmake --preset release >/dev/null
     cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated
     CAPSTAN_TEST_FULL=1 build/release/test_simulated ;;
-  -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0" ;;
+  -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0" ;;
   *) echo "usage: scripts/cuda.sh build|all|resources [--write] (try --help)" >&2; exit 2 ;;
 esac
