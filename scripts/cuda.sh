@@ -2,10 +2,6 @@
 # Compiles the CUDA backend, and compares the resources of its kernels with a list. Needs NVIDIA's toolkit,
 # and no GPU. Exits with 77 where there is no toolkit.
 #
-#   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a.
-#                                      Compiles and starts the kernels' tests on a GPU and those of operations,
-#                                      too; scripts/gpu_check.sh has all
-#   scripts/cuda.sh resources          compares the kernels of `build` with kernels/cuda/resources.txt. Fails
 #                                      where one needs more registers, stack or shared memory, or spills more,
 #                                      than the list says, and where a kernel is only here or only there
 #   scripts/cuda.sh resources --write  writes the list
@@ -201,6 +197,6 @@ case "${1:-}${2:+ $2}" in
     cmake --preset release >/dev/null
     cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated
     CAPSTAN_TEST_FULL=1 build/release/test_simulated ;;
-  -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0" ;;
+  -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0" ;;
   *) echo "usage: scripts/cuda.sh build|all|resources [--write] (try --help)" >&2; exit 2 ;;
 esac
