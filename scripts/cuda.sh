@@ -2,6 +2,10 @@
 # Compiles the CUDA backend, and compares the resources of its kernels with a list. Needs NVIDIA's toolkit,
 # and no GPU. Exits with 77 where there is no toolkit.
 #
+#   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a.
+#                                      Compiles and starts the tests of kernels and operations on a GPU, too;
+#                                      scripts/gpu_check.sh has all
+#   scripts/cuda.sh resources          compares the kernels of `build` with kernels/cuda/resources.txt. Fails
 #                                      where one needs more registers, stack or shared memory, or spills more,
 #                                      than the list says, and where a kernel is only here or only there
 #   scripts/cuda.sh resources --write  writes the list
