@@ -331,7 +331,7 @@ constexpr Rule kTable[] = {
 
     copy("train.rampup_batch_size", "train.rampup_batch_size"),
     unsupported("train.step_batch_size_schedule", "batch sizes by step"),
-    unsupported("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
+    copy("train.decrease_batch_size_if_needed", "train.decrease_batch_size_if_needed"),
     no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
     no_effect("train.check_optimizer_step_success", kResilienceHelp),

@@ -6,6 +6,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
@@ -90,7 +91,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
   data::Loader loader(datasets[0], runner.loader_options());
   const StepEstimate estimate = estimate_step(config);
   const double flops = estimate.flops * static_cast<double>(runner.micro_batches());
-  const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
+  const double tokens = static_cast<double>(config::full_batch_size(config) * config.model.seq_length);
 
   StepTimers timers;
   std::vector<StepTimes> taken;
