@@ -35,6 +35,7 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())),
       batch_ramp_(config) {
+  limit_memory(*device_, config.resilience);
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
                                                  store_options(config, world.rank()));
   optimizer_ = make_optimizer(config, *device_, *store_);
@@ -67,7 +68,7 @@ int64_t StepRunner::micro_batches() const {
   return global_batch_size() / (config_.train.micro_batch_size * mesh_.size(comm::Axis::dp));
 }
 
-StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
+StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) try {
   const RangeScope range(*device_, [&] { return "step " + std::to_string(state_.step + 1); });
   failure_anomalies_.clear();
   batch_.clear();
@@ -114,6 +115,9 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   consume_batch();
   timers.enter(Phase::other);
   return result;
+} catch (Error& error) {
+  if (error.code() != ErrorCode::no_fit) throw;
+  throw error.in("in step " + std::to_string(state_.step + 1));
 }
 
 std::vector<RouterResult> StepRunner::router_results() const {
