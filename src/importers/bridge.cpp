@@ -181,6 +181,8 @@ constexpr Rule kTable[] = {
     call("model.activation_func", activation),
     deferred("model.bias_activation_fusion model.moe_aux_loss_coeff model.seq_length"),
     call("model.window_size", window_size),
+    call("model.moe_router_load_balancing_type", take_balance_type, "model.moe_router_load_balancing_type",
+         "one loss; several at once are not supported"),
     call("model.moe_layer_freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
     call("model.moe_router_dtype", router_format),
     call("model.cp_comm_type", cp_comm_type),

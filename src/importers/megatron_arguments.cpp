@@ -102,6 +102,8 @@ constexpr Rule kTable[] = {
     call("--window-size", window_size, "model.window_size"),
     copy("--num-experts", "model.num_moe_experts"),
     call("--moe-layer-freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
+    call("--moe-router-load-balancing-type", take_balance_type, "model.moe_router_load_balancing_type",
+         "one loss; several at once are not supported"),
     deferred("--moe-aux-loss-coeff", "model.moe_aux_loss_coeff"),
     unsupported("--init-method-xavier-uniform",
                 "Xavier initialization; weights are initialized from a normal distribution"),
@@ -307,7 +309,7 @@ size_t most_values(std::string_view option) {
   const Rule* rule = find_rule(megatron_rules(), option);
   if (rule && (rule->kind == Rule::Kind::omit || rule->kind == Rule::Kind::call)) return kAny;
   if (rule && rule->kind == Rule::Kind::deferred)
-    return option.ends_with("data-path") ? kAny : 1;
+    return option.ends_with("data-path") || option == "--moe-aux-loss-coeff" ? kAny : 1;
   const config::FieldInfo* field = rule ? config::schema().find_field(rule->path) : field_of(option);
   if (!field) return kAny;
   const auto kind = field->type->kind;
