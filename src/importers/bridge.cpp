@@ -181,6 +181,8 @@ constexpr Rule kTable[] = {
     call("model.activation_func", activation),
     deferred("model.bias_activation_fusion model.moe_aux_loss_coeff model.seq_length"),
     call("model.window_size", window_size),
+    call("model.moe_router_load_balancing_type", take_balance_type, "model.moe_router_load_balancing_type",
+         "one loss; several at once are not supported"),
     call("model.moe_layer_freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
     call("model.moe_router_dtype", router_format),
     call("model.cp_comm_type", cp_comm_type),
@@ -331,7 +333,7 @@ constexpr Rule kTable[] = {
 
     copy("train.rampup_batch_size", "train.rampup_batch_size"),
     unsupported("train.step_batch_size_schedule", "batch sizes by step"),
-    unsupported("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
+    copy("train.decrease_batch_size_if_needed", "train.decrease_batch_size_if_needed"),
     no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
     no_effect("train.check_optimizer_step_success", kResilienceHelp),

@@ -102,6 +102,8 @@ constexpr Rule kTable[] = {
     call("--window-size", window_size, "model.window_size"),
     copy("--num-experts", "model.num_moe_experts"),
     call("--moe-layer-freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
+    call("--moe-router-load-balancing-type", take_balance_type, "model.moe_router_load_balancing_type",
+         "one loss; several at once are not supported"),
     deferred("--moe-aux-loss-coeff", "model.moe_aux_loss_coeff"),
     unsupported("--init-method-xavier-uniform",
                 "Xavier initialization; weights are initialized from a normal distribution"),
@@ -194,7 +196,7 @@ constexpr Rule kTable[] = {
     deferred("--seed", "rng.seed, dataset.random_seed"),
     copy("--rampup-batch-size", "train.rampup_batch_size"),
     unsupported("--step-batch-size-schedule", "batch sizes by step"),
-    unsupported("--decrease-batch-size-if-needed", "a batch size that does not divide is an error"),
+    set_if_present("--decrease-batch-size-if-needed", "train.decrease_batch_size_if_needed", "true"),
     unsupported("--iterations-to-skip", "skipping of iterations"),
     set_if_present("--check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "true"),
     set_if_present("--no-check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "false"),
@@ -306,7 +308,8 @@ size_t most_values(std::string_view option) {
   constexpr size_t kAny = SIZE_MAX;
   const Rule* rule = find_rule(megatron_rules(), option);
   if (rule && (rule->kind == Rule::Kind::omit || rule->kind == Rule::Kind::call)) return kAny;
-  if (rule && rule->kind == Rule::Kind::deferred) return option.ends_with("data-path") ? kAny : 1;
+  if (rule && rule->kind == Rule::Kind::deferred)
+    return option.ends_with("data-path") || option == "--moe-aux-loss-coeff" ? kAny : 1;
   const config::FieldInfo* field = rule ? config::schema().find_field(rule->path) : field_of(option);
   if (!field) return kAny;
   const auto kind = field->type->kind;

@@ -251,10 +251,29 @@ void take_tf32(Reader& reader, bool computes_in_fp32) {
     reader.omit("tf32", OmissionReason::no_effect, "GEMMs are in 16 bits");
 }
 
+namespace {
+constexpr const char* kSeveralLosses =
+    "several balancing losses at once; the router has one: choose it with its coefficient";
+}  // namespace
+
+void take_balance_type(Reader& reader, const SourceItem& item) {
+  const bool list = item.value->kind == Node::Kind::list;
+  if (list && item.value->items.size() != 1)
+    reader.draft.omit(item.from, *item.value, OmissionReason::unsupported, kSeveralLosses);
+  else
+    reader.draft.set("model.moe_router_load_balancing_type", list ? item.value->items[0] : *item.value,
+                     item.from);
+}
+
 void take_balance_coefficient(Reader& reader, std::string_view key,
                               std::optional<int64_t> data_parallel_size) {
   const char* path = "model.moe_aux_loss_coeff";
   if (!reader.given(key)) return;
+  const Node& given = *reader.find(key);
+  if (given.kind == Node::Kind::list && given.items.size() > 1) {
+    reader.omit(key, OmissionReason::unsupported, kSeveralLosses);
+    return;
+  }
   const bool global = reader.draft.text("model.moe_router_load_balancing_type") == "global_aux_loss";
   if (global && data_parallel_size.value_or(1) > 1) {
     if (const auto coefficient = reader.real(key))

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/text.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "planner/collectives.hpp"
 #include "planner/memory.hpp"
 #include "train/trainer/estimate.hpp"
@@ -242,11 +243,12 @@ struct Candidate {
 std::optional<Candidate> try_change(const Plan& plan, const Resolver& resolve,
                                     std::vector<std::string> overrides) {
   auto config = resolve(overrides);
-  if (config && config->train.global_batch_size != plan.shape.global_batch) {
+  const auto differs = [&] { return config && config::full_batch_size(*config) != plan.shape.global_batch; };
+  if (differs()) {
     overrides.push_back("train.global_batch_size=" + std::to_string(plan.shape.global_batch));
     config = resolve(overrides);
   }
-  if (!config) return std::nullopt;
+  if (!config || differs()) return std::nullopt;
   Candidate candidate{{std::move(overrides)}, *config, run_shape(*config)};
   // The formula's figure is scaled by what the exact one of the plan is of it.
   const double scale = plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/pipeline_layout.hpp"
 
 namespace capstan::planner {
@@ -164,7 +165,7 @@ RunShape run_shape(const config::Config& config) {
   s.schedule = dist.pipeline_schedule.value_or(config::PipelineSchedule::one_f_one_b);
   s.group = dist.microbatch_group_size_per_vp_stage.value_or(s.pp);
   s.micro_batch = config.train.micro_batch_size;
-  s.global_batch = config.train.global_batch_size.value_or(s.micro_batch * s.dp);
+  s.global_batch = config.train.global_batch_size ? config::full_batch_size(config) : s.micro_batch * s.dp;
   set_recompute(s, config.model);
   set_adapters(s, config);
   if (!dist.cp_comm_type.empty()) s.context_exchange = exchange_of(dist.cp_comm_type.front());

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/text.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "planner/memory.hpp"
 
 namespace capstan::planner {
@@ -162,11 +163,12 @@ std::optional<config::Config> legal(const Resolver& resolve, std::vector<std::st
     std::vector<std::string> all = overrides;
     all.insert(all.end(), words.begin(), words.end());
     auto config = resolve(all);
-    if (config && config->train.global_batch_size != global_batch) {
+    const auto differs = [&] { return config && config::full_batch_size(*config) != global_batch; };
+    if (differs()) {
       all.push_back("train.global_batch_size=" + std::to_string(global_batch));
       config = resolve(all);
     }
-    if (!config) continue;
+    if (!config || differs()) continue;
     overrides = std::move(all);
     return config;
   }

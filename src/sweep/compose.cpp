@@ -63,8 +63,9 @@ std::optional<int64_t> Composer::steps_of(const Config& config, std::string& why
   if (!config.train.epochs || config.train.train_iters) return train::total_iterations(config);
   const std::string key = config::canonical_form(config::schema(), &config, [](const FieldInfo& field) {
     return field.section == "dataset" || field.section == "tokenizer" || field.path == "train.epochs" ||
-           field.path == "train.global_batch_size" || field.path == "model.seq_length" ||
-           field.path == "model.vocab_size";
+           field.path == "train.global_batch_size" || field.path == "train.micro_batch_size" ||
+           field.path == "train.decrease_batch_size_if_needed" || field.path == "dist.data_parallel_size" ||
+           field.path == "model.seq_length" || field.path == "model.vocab_size";
   });
   auto found = lengths_.find(key);
   if (found == lengths_.end()) {
@@ -154,7 +155,7 @@ const train::ResidentData& Composer::resident_data(const Config& config) {
 TrialEstimate Composer::estimate(const Config& config, int64_t resident_data, std::string& why_unknown) {
   TrialEstimate out;
   out.steps = steps_of(config, why_unknown);
-  const int64_t samples = config::BatchRamp(config.train).samples_of(out.steps.value_or(0));
+  const int64_t samples = config::BatchRamp(config).samples_of(out.steps.value_or(0));
   out.tokens = samples * config.model.seq_length;
   // The meta step is expensive, so trials that allocate the same memory share its result. Real-valued fields,
   // such as learning rates, change the allocations only where they are 0.
@@ -176,11 +177,11 @@ TrialEstimate Composer::estimate(const Config& config, int64_t resident_data, st
     // Number of micro-batches of a step on all ranks; `step.flops` counts one micro-batch of a rank.
     const double ranks = static_cast<double>(config.dist.world_size) *
                          static_cast<double>(config.train.num_microbatches.value_or(1));
-    found = estimates_
-                .emplace(key, std::pair(step.flops * ranks /
-                                            static_cast<double>(config.train.global_batch_size.value_or(1)),
-                                        step.memory.total()))
-                .first;
+    found =
+        estimates_
+            .emplace(key, std::pair(step.flops * ranks / static_cast<double>(config::full_batch_size(config)),
+                                    step.memory.total()))
+            .first;
   }
   out.flops = found->second.first * static_cast<double>(samples);
   out.memory_bytes = found->second.second;

@@ -89,10 +89,39 @@ void count(MemoryUse& use, int64_t bytes, MemoryCategory category) {
 }  // namespace
 
 void Device::count_host_memory(int64_t bytes, MemoryCategory category) {
-  MemoryUse& use = use_[static_cast<size_t>(shares_host_memory() ? MemoryKind::device : MemoryKind::host)];
+  MemoryUse& use = use_[static_cast<size_t>(host_kind())];
   count(use, bytes, category);
   use.reserved += bytes;
   if (bytes > 0) ++use.system_requests;
+}
+
+void Device::limit_memory(MemoryKind kind, std::optional<int64_t> bytes, std::string name) {
+  limits_[static_cast<size_t>(kind)] = {bytes, std::move(name)};
+}
+
+bool Device::allows(MemoryKind kind, int64_t more) const {
+  const auto& limit = limits_[static_cast<size_t>(kind)].bytes;
+  return !limit || memory(kind).reserved + more <= *limit;
+}
+
+void Device::fail_out_of_memory(MemoryKind kind, int64_t size, MemoryCategory category,
+                                const std::string& what, const std::string& help) const {
+  const auto text = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
+  const MemoryUse use = memory(kind);
+  const Limit& limit = limits_[static_cast<size_t>(kind)];
+  std::string by_category;
+  for (size_t i = 0; i < kMemoryCategories; ++i)
+    if (const int64_t bytes = use.now_by_category[i])
+      by_category += (by_category.empty() ? " (" : " | ") +
+                     std::string(name_of(static_cast<MemoryCategory>(i))) + " " + text(bytes);
+  if (!by_category.empty()) by_category += ")";
+  fail(ErrorCode::no_fit,
+       "out of memory on " + std::string(name()) + ": " + text(size) + (what.empty() ? "" : " of " + what) +
+           " for " + std::string(name_of(category)) + " on top of " + text(use.now) + " in use" +
+           by_category +
+           (use.reserved > use.now ? ", " + text(use.reserved) + " with gaps between blocks" : "") +
+           (limit.bytes ? "; " + limit.name + " allows " + text(*limit.bytes) : ""),
+       help);
 }
 
 // Ranges grow by the units of AllocatorRules, and to multiples of this. In the first step blocks lie behind
@@ -106,7 +135,7 @@ std::byte* Device::find_block(int64_t size) {
   auto offset = range.take(size);
   if (!offset) {
     const int64_t more = round_up(range.end() + range.missing(size), kGrowth) - range.end();
-    if (!grow(pool, range.end(), more)) return nullptr;
+    if (!allows(MemoryKind::device, more) || !grow(pool, range.end(), more)) return nullptr;
     range.grow(more);
     MemoryUse& use = use_[static_cast<size_t>(MemoryKind::device)];
     use.reserved += more;
@@ -129,11 +158,8 @@ std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
     release_cached();
     data = find_block(size);
     if (!data)
-      fail(ErrorCode::no_fit,
-           "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
-               " for " + std::string(name_of(category)) + " on top of " +
-               human_bytes(static_cast<double>(use.now)) + " in use",
-           "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
+      fail_out_of_memory(MemoryKind::device, size, category, "",
+                         "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
   }
   count(use, size, category);
   occupy(data, bytes, size, category);
@@ -152,15 +178,15 @@ void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
 
 std::byte* Device::allocate_pinned(int64_t bytes, MemoryCategory category) {
   const int64_t size = rules_.round(bytes);
-  std::byte* data = place_pinned(size);
+  if (!allows(host_kind(), size) && shares_host_memory()) release_cached();
+  std::byte* data = allows(host_kind(), size) ? place_pinned(size) : nullptr;
   if (!data)
-    fail(ErrorCode::no_fit,
-         "out of memory: " + human_bytes(static_cast<double>(size)) + " of pinned host memory for " +
-             std::string(name_of(category)),
-         category == MemoryCategory::snapshot      ? "checkpoint.async_save=false needs no copy of the state"
-         : category == MemoryCategory::activations ? "a smaller train.micro_batch_size needs less"
-                                                   : "a smaller optimizer.optimizer_offload_fraction needs "
-                                                     "less, where the optimizer is offloaded");
+    fail_out_of_memory(
+        host_kind(), size, category, "pinned host memory",
+        category == MemoryCategory::snapshot      ? "checkpoint.async_save=false needs no copy of the state"
+        : category == MemoryCategory::activations ? "a smaller train.micro_batch_size needs less"
+                                                  : "a smaller optimizer.optimizer_offload_fraction needs "
+                                                    "less, where the optimizer is offloaded");
   count_host_memory(size, category);
   occupy_pinned(data, size, category);
   return data;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -174,8 +175,8 @@ class Device {
   enum class Pool : uint8_t { small, large };
   // The allocator. Rounds sizes up, and divides two ranges of addresses into blocks, for small blocks and for
   // large ones (BlockAllocator). A range grows where no free block is large enough, and returns memory to the
-  // system in release_cached() only. Not thread-safe: the training thread owns the device. Errors: no_fit
-  // when the system refuses memory.
+  // system in release_cached() only, which is called before memory is refused. Not thread-safe: the training
+  // thread owns the device. Errors: no_fit when the system refuses memory, or the limit of limit_memory().
   std::byte* allocate(int64_t bytes, MemoryCategory category);
   void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
@@ -194,6 +195,10 @@ class Device {
     return memory(shares_host_memory() ? MemoryKind::device : MemoryKind::host);
   }
   void reset_peak();
+  // Refuses requests to the system that would raise MemoryUse::reserved above `bytes`; nullopt: no limit.
+  // `name`: for messages, such as the field that sets the limit. kind host: a device whose memory is the
+  // host's has no such memory.
+  void limit_memory(MemoryKind kind, std::optional<int64_t> bytes, std::string name);
   const AllocatorRules& allocator_rules() const { return rules_; }
   // Whether tensors lie in host memory, so that one memory limit holds for both.
   virtual bool shares_host_memory() const { return false; }
@@ -342,6 +347,13 @@ class Device {
   }
   // Counts memory of the host that the device uses; negative: it is freed.
   void count_host_memory(int64_t bytes, MemoryCategory category);
+  // The kind as which host memory that the device uses is counted.
+  MemoryKind host_kind() const { return shares_host_memory() ? MemoryKind::device : MemoryKind::host; }
+  // Whether the limit of this kind allows `more` bytes.
+  bool allows(MemoryKind kind, int64_t more) const;
+  // ErrorCode::no_fit for a block of `size` bytes. what: "pinned host memory"; empty: memory of the device.
+  [[noreturn]] void fail_out_of_memory(MemoryKind kind, int64_t size, MemoryCategory category,
+                                       const std::string& what, const std::string& help) const;
   std::byte* find_block(int64_t size);
   Pool pool_of(int64_t size) const { return size <= rules_.largest_small_block ? Pool::small : Pool::large; }
   BlockAllocator& blocks(Pool pool) { return pools_[static_cast<size_t>(pool)]; }
@@ -351,6 +363,11 @@ class Device {
   // Offsets of the blocks in use, by address.
   std::unordered_map<std::byte*, int64_t> offsets_;
   std::array<MemoryUse, kMemoryKinds> use_;
+  struct Limit {
+    std::optional<int64_t> bytes;
+    std::string name;
+  };
+  std::array<Limit, kMemoryKinds> limits_;
   std::array<int64_t, kQueues> copied_bytes_{};
   // The block that each queue except compute keeps.
   std::array<kernels::Workspace, kQueues> kept_workspaces_{};

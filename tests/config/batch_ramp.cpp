@@ -13,24 +13,28 @@
 
 using namespace capstan;
 using config::BatchRamp;
-using config::TrainConfig;
+using config::Config;
 
 TEST_CASE("batch sizes grow as Megatron's, and count steps and samples") {
   const auto cases =
       json_of(read_file(std::filesystem::path(test::kSourceDirectory) / "tests/config/batch_ramp.json"));
-  REQUIRE(cases.size() == 10);
+  REQUIRE(cases.size() == 14);
   for (const auto& c : cases) {
-    TrainConfig train;
-    train.rampup_batch_size = c["ramp"].get<std::vector<int64_t>>();
-    train.global_batch_size = c["global_batch_size"].get<int64_t>();
-    CHECK(BatchRamp::problem(train) == "");
-    const BatchRamp ramp(train);
+    Config config;
+    config.train.rampup_batch_size = c["ramp"].get<std::vector<int64_t>>();
+    config.train.global_batch_size = c["global_batch_size"].get<int64_t>();
+    config.train.decrease_batch_size_if_needed = c["unit"].get<int64_t>() > 1;
+    config.dist.data_parallel_size = c["unit"].get<int64_t>();
+    CHECK(BatchRamp::problem(config.train) == "");
+    const BatchRamp ramp(config);
     CHECK(ramp.grows());
     int64_t steps = 0;
     for (const auto& step : c["steps"]) {
       const auto consumed = step[0].get<int64_t>(), size = step[1].get<int64_t>();
       CHECK(ramp.size_at(consumed) == size);
       CHECK(ramp.samples_of(steps) == consumed);
+      CHECK(ramp.steps_in(c["train_samples"], consumed) == c["iterations"].get<int64_t>() - steps);
+      CHECK(ramp.samples_of(1, consumed) == size);
       CHECK(ramp.steps_in(consumed) == steps);
       CHECK(ramp.steps_in(consumed + size - 1) == steps);
       ++steps;
@@ -40,11 +44,11 @@ TEST_CASE("batch sizes grow as Megatron's, and count steps and samples") {
 }
 
 namespace {
-TrainConfig growing(int64_t start, int64_t increment, int64_t samples, int64_t last) {
-  TrainConfig train;
-  train.rampup_batch_size = {start, increment, samples};
-  train.global_batch_size = last;
-  return train;
+Config growing(int64_t start, int64_t increment, int64_t samples, int64_t last) {
+  Config config;
+  config.train.rampup_batch_size = {start, increment, samples};
+  config.train.global_batch_size = last;
+  return config;
 }
 }  // namespace
 
@@ -88,18 +92,19 @@ TEST_CASE("a ramp of any legal length is counted at once") {
 }
 
 TEST_CASE("invalid ramps say why") {
-  CHECK(BatchRamp::problem(growing(1, 1, 10, 1'000'001)) == "");
-  CHECK(BatchRamp::problem(growing(1, 1, 10, 1'000'002)) == "grows in 1000001 increments, more than 1000000");
-  CHECK(BatchRamp::problem(growing(1, 1, (int64_t{1} << 60) + 1, 2)) ==
+  CHECK(BatchRamp::problem(growing(1, 1, 10, 1'000'001).train) == "");
+  CHECK(BatchRamp::problem(growing(1, 1, 10, 1'000'002).train) ==
+        "grows in 1000001 increments, more than 1000000");
+  CHECK(BatchRamp::problem(growing(1, 1, (int64_t{1} << 60) + 1, 2).train) ==
         "grows over 1152921504606846977 samples, more than 1152921504606846976");
   CHECK_THROWS_WITH_AS(BatchRamp(growing(4, 1, 10, 4)),
                        "train.rampup_batch_size starts with 4 samples, not below global_batch_size 4", Error);
 }
 
 TEST_CASE("a constant batch size") {
-  TrainConfig train;
-  train.global_batch_size = 6;
-  const BatchRamp ramp(train);
+  Config config;
+  config.train.global_batch_size = 6;
+  const BatchRamp ramp(config);
   CHECK(!ramp.grows());
   CHECK(ramp.size_at(0) == 6);
   CHECK(ramp.size_at(1000) == 6);

@@ -78,6 +78,17 @@ TEST_CASE("megatron and bridge: the coefficient of global_aux_loss is for one da
   CHECK(omitted_as(command("--num-experts 8 --moe-aux-loss-coeff much"), "--moe-aux-loss-coeff",
                    OmissionReason::value));
 
+  const Imported several = command(
+      "--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss "
+      "--moe-aux-loss-coeff 1e-2 1e-3");
+  CHECK(omitted_as(several, "--moe-router-load-balancing-type", OmissionReason::unsupported));
+  CHECK(omitted_as(several, "--moe-aux-loss-coeff", OmissionReason::unsupported));
+  const Imported fused = command(
+      "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te "
+      "--decrease-batch-size-if-needed");
+  CHECK(omitted_as(fused, "--cross-entropy-loss-fusion", OmissionReason::no_effect));
+  CHECK(value_of(fused, "train.decrease_batch_size_if_needed") == "true");
+
   const auto bridge = [](const std::string& type, const std::string& overlap) {
     return import_recipe(
         "model: {_target_: a.GPTModelProvider, num_layers: 2, num_moe_experts: 8, "
@@ -91,6 +102,19 @@ TEST_CASE("megatron and bridge: the coefficient of global_aux_loss is for one da
   CHECK(assumed(bridge("global_aux_loss", "null")));
   CHECK(value_of(bridge("seq_aux_loss", "8"), path) == "0.01");
   CHECK_FALSE(assumed(bridge("seq_aux_loss", "null")));
+  CHECK(omitted_as(bridge("[aux_loss, seq_aux_loss]", "8"), "model.moe_router_load_balancing_type",
+                   OmissionReason::unsupported));
+  CHECK(value_of(bridge("[seq_aux_loss]", "8"), "model.moe_router_load_balancing_type") == "seq_aux_loss");
+  // The loss is always computed in fused chunks.
+  for (const bool fusion : {true, false}) {
+    const Imported imported = import_recipe(
+        std::string("model: {_target_: a.GPTModelProvider, num_layers: 2, cross_entropy_loss_fusion: ") +
+            (fusion ? "true" : "false") + "}\ntrain: {decrease_batch_size_if_needed: true}\n",
+        "run_config.yaml", {});
+    CHECK(omitted_as(imported, "model.cross_entropy_loss_fusion",
+                     fusion ? OmissionReason::no_effect : OmissionReason::off));
+    CHECK(value_of(imported, "train.decrease_batch_size_if_needed") == "true");
+  }
 }
 
 TEST_CASE("megatron: a router in fp64 is taken with a warning, because GPUs refuse it") {

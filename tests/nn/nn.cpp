@@ -256,6 +256,60 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   }
 }
 
+TEST_CASE("the factors of an adapter are sharded as the output of its layer needs, or refused") {
+  // Rank 1 of two tensor-parallel ranks.
+  const auto group = comm::make_meta_communicator(1, 2, "tp");
+  nn::Parallel parallel;
+  parallel.tensor = {group.get(), true};
+  nn::AdapterOptions adapters;
+  adapters.adapts = [](std::string_view) { return true; };
+  adapters.rank = 4;
+  const nn::ModulePath place{"decoder.layers.0.mlp.linear", 0, "layer 0"};
+  nn::Linear::Options options;
+  options.in = 8, options.out = 12;
+  const auto factors = [&](nn::LinearSharding sharding) {
+    nn::ParamList list(parallel, &adapters);
+    options.sharding = sharding;
+    const nn::Linear linear(list, place, options);
+    auto parameters = list.take();
+    REQUIRE(parameters.size() == 3);
+    parameters.erase(parameters.begin());
+    return parameters;
+  };
+  // Replicated, of the rows of this rank: gradients of both factors are partial.
+  const auto replicated = factors(nn::LinearSharding::none);
+  CHECK(replicated[0]->shape() == Shape{4, 8});
+  CHECK(replicated[1]->shape() == Shape{12, 4});
+  CHECK((replicated[0]->spec().partial_over_tensor && replicated[1]->spec().partial_over_tensor));
+  // Some of the columns: B has their rows.
+  const auto column = factors(nn::LinearSharding::column);
+  CHECK(column[0]->shape() == Shape{4, 8});
+  CHECK(column[1]->shape() == Shape{6, 4});
+  CHECK((column[0]->spec().partial_over_tensor && !column[1]->spec().partial_over_tensor));
+  // A partial sum: A reads some of the inputs.
+  const auto row = factors(nn::LinearSharding::row);
+  CHECK(row[0]->shape() == Shape{4, 4});
+  CHECK(row[1]->shape() == Shape{12, 4});
+  CHECK((!row[0]->spec().partial_over_tensor && row[1]->spec().partial_over_tensor));
+
+  const auto refused = [&](nn::LinearSharding sharding, const Sharding& of_weight,
+                           const std::vector<nn::OutputSlice>& slices) {
+    nn::ParamList list(parallel, &adapters);
+    ParamSpec spec = place.spec("weight", {12, 8}, {});
+    spec.sharding = of_weight;
+    const Parameter& weight = list.add(std::move(spec));
+    CHECK_THROWS_WITH_AS(nn::Adapter(list, place, weight, sharding, slices),
+                         doctest::Contains("is sharded otherwise than the output of `decoder.layers.0.mlp."),
+                         Error);
+  };
+  // A full update for some of the columns, for all of a partial sum, and a partial one for a full output.
+  refused(nn::LinearSharding::column, {}, {});
+  refused(nn::LinearSharding::row, {}, {});
+  refused(nn::LinearSharding::row, {ShardingAxis::expert_tensor, 1}, {});
+  adapters.split_fused = true;
+  refused(nn::LinearSharding::column, {ShardingAxis::tensor, 0}, {{"linear_q", {1, 0, 12}, 12, {}}});
+}
+
 TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
   // The weights are zero and both factors the unit matrix: of ones, each adapter makes its mask.
   constexpr int64_t kWidth = 24, kRows = 30;

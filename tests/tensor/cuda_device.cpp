@@ -362,7 +362,7 @@ TEST_CASE("cuda device: pinned memory is counted as memory of the host, views an
   CHECK(device->host_memory().now == 0);
   CHECK(fake.pinned == pinned);
   fake.failing = "allocate_pinned", fake.code = cuda::StatusCode::out_of_memory;
-  CHECK(message_of([&] { PinnedBuffer(*device, 100); }).find("out of memory: ") == 0);
+  CHECK(message_of([&] { PinnedBuffer(*device, 100); }).find("out of memory on cuda: ") == 0);
   fake.failing.clear();
 
   const Tensor x = Tensor::from_host<float>(*device, {1000}, counted_up(1000));

@@ -633,6 +633,14 @@ inline constexpr Layout kLayouts[] = {
     {8, false, "gpt",
      "dist.tp=2 ddp.num_distributed_optimizer_instances=2 " SHARD "optim_grads_params "
      "ddp.outer_dp_sharding_strategy=optim"},
+    // Stages in the shape of a V with experts over ranks.
+    {4, false, "moe_four", EXCHANGED("2") "dist.pp=2 " ZB_V},
+    {4, false, "moe_four", EP("2") "dist.pp=2 " SHARD "optim_grads " ZB_V},
+    // Latent attention beside experts over ranks.
+    {2, false, "latent_moe", EXCHANGED("2")},
+    {2, false, "latent_moe", EP("2") "dist.cp=2"},
+    {4, false, "latent_moe", EXCHANGED("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
+    {4, false, "latent_moe", EP("2") "dist.pp=2 " ZB_V},
 };
 
 }  // namespace capstan::test

@@ -113,6 +113,74 @@ TEST_CASE_TEMPLATE("a step has the same bits with offloaded activations, and les
   }
 }
 
+namespace {
+
+// The step fails in the allocator, with what is in use by category.
+void check_out_of_memory(config::Config config, int64_t limit) {
+  config.resilience.memory_limit = config::Bytes{limit};
+  try {
+    run_steps(config, 2);
+    FAIL("must not fit");
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    INFO(text);
+    CHECK(error.code() == ErrorCode::no_fit);
+    CHECK(text.starts_with("out of memory on " + std::string(config::enum_name(config.train.device)) + ": "));
+    CHECK(text.find(" in use (parameters ") != std::string::npos);
+    CHECK(text.find("; resilience.memory_limit allows ") != std::string::npos);
+    CHECK((text.find(" for moments ") != std::string::npos || text.find("in step 1") != std::string::npos));
+    CHECK(error.help().find("model.recompute_granularity=full") != std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE(
+    "under a limit of device memory an offload trains with the same losses, the plain step fails", D,
+    test::Checked, test::Simulated) {
+  if (D::kSlow && test::kSanitized) return;
+  const int steps = D::kSlow ? 1 : 2;
+  for (const bool activations : {true, false}) {
+    CAPTURE(activations);
+    config::Config config, smaller;
+    // Memory grows by up to 2 MiB: as many layers as make a difference.
+    for (int64_t layers = 5; layers < 20; ++layers) {
+      config = smaller = test::resolve_preset<D>("fp32", {}, layers);
+      if (activations)
+        smaller = offloaded(config, layers - 1);
+      else
+        smaller.optimizer.optimizer_cpu_offload = true;
+      if (estimate_step(smaller).memory.reserved < estimate_step(config).memory.reserved) break;
+    }
+    CAPTURE(config.model.num_layers);
+    const Trained plain = run_steps(config, steps);
+    const int64_t limit = run_steps(smaller, steps).device.reserved;
+    REQUIRE(limit < plain.device.reserved);
+    smaller.resilience.memory_limit = config::Bytes{limit};
+    const Trained limited = run_steps(smaller, steps);
+    CHECK(limited.numbers == plain.numbers);
+    CHECK(limited.parameters == plain.parameters);
+    CHECK(limited.device.reserved <= limit);
+    check_out_of_memory(config, limit);
+  }
+}
+
+TEST_CASE("the CPU's memory has a limit, and that of the host on other devices") {
+  config::Config config = test::resolve_preset<test::Cpu>("fp32", {"train.device=cpu"}, 5);
+  const Trained plain = run_steps(config, 2);
+  config.resilience.memory_limit = config::Bytes{plain.device.reserved};
+  CHECK(run_steps(config, 2).numbers == plain.numbers);
+  check_out_of_memory(config, plain.device.reserved - (64 << 10));
+
+  config::Config checked = offloaded(test::resolve_preset<test::Checked>("fp32", {}, 5), 4);
+  const int64_t host = run_steps(checked, 2).host.reserved;
+  checked.resilience.memory_limit_host = config::Bytes{host};
+  CHECK(run_steps(checked, 2).numbers == plain.numbers);
+  checked.resilience.memory_limit_host = config::Bytes{host - 1};
+  CHECK_THROWS_WITH_AS(run_steps(checked, 2), doctest::Contains("resilience.memory_limit_host allows"),
+                       Error);
+}
+
 TEST_CASE("device and pinned memory of an offload are estimated within 2 %") {
   for (const Variant& variant : variants()) {
     if (test::kSanitized && &variant != &variants()[0]) continue;

@@ -166,7 +166,8 @@ void check_served(const fs::path& checkpoint, const std::string& overrides) {
   LoadedModel one = loaded(checkpoint, "", *alone);
   LoadedModel all = loaded(checkpoint, overrides, world());
   const config::DistConfig& d = all.config().dist;
-  CHECK(d.tensor_model_parallel_size * d.pipeline_model_parallel_size == world().size());
+  CHECK(d.tensor_model_parallel_size * d.pipeline_model_parallel_size * d.expert_model_parallel_size ==
+        world().size());
   // Rows that tensor ranks send in shares and such that they do not divide.
   for (const std::string prompt : {"four", "seven b"}) {
     const Answers expected = answers_of(one, prompt), got = answers_of(all, prompt);
@@ -217,6 +218,38 @@ TEST_CASE("a model trained on several ranks generates alike on one rank and othe
     // another layout.
     check_served(checkpoint, "");
     check_served(checkpoint, "dist.tp=" + std::to_string(world().size()) + " dist.pp=1");
+  }
+}
+
+TEST_CASE("a model with experts generates alike on one rank and on expert-parallel ranks") {
+  const std::string ranks = std::to_string(world().size());
+  const std::string experts = "model.num_moe_experts=4 model.moe_token_dispatcher_type=";
+  const bool several = world().size() > 1;
+  const auto checkpoint = [&](const std::string& dispatcher, const std::string& more) {
+    const std::string overrides =
+        experts + dispatcher + " train.global_batch_size=8 train.micro_batch_size=1 ";
+    return trained(recipe("moe", overrides + more, world().size()), world(), dispatcher);
+  };
+  // Trained on expert-parallel ranks, or on data-parallel ranks that hold all experts.
+  const fs::path divided = checkpoint("alltoall", several ? "dist.ep=" + ranks : "");
+  check_served(divided, several ? "dist.ep=" + ranks : "");
+  const fs::path full = checkpoint("allgather", "");
+  check_served(full, several ? "dist.ep=" + ranks : "");
+  if (world().size() == 4) check_served(divided, "dist.pp=2 dist.ep=2");
+  if (world().size() == 2) {
+    const auto refusal = [&](const std::string& layout) {
+      try {
+        (void)loaded(divided, layout, world());
+        return std::string("loaded");
+      } catch (const Error& error) {
+        return error.message() + " / " + error.help();
+      }
+    };
+    CHECK_MESSAGE(refusal("").ends_with("give `dist.tp=2 dist.pp=1` or `dist.tp=1 dist.pp=2` or `dist.tp=1 "
+                                        "dist.pp=1 dist.ep=2`; or start 1 rank"),
+                  refusal(""));
+    CHECK(refusal("dist.tp=2 dist.ep=2").find("needs `dist.sequence_parallel`") != std::string::npos);
+    CHECK(refusal("dist.tp=2 dist.ep=2 dist.etp=1 dist.sp=true").find("either dist.tp or dist.ep") != std::string::npos);
   }
 }
 

@@ -611,6 +611,54 @@ std::vector<double> check_growing_batch(config::DeviceKind device) {
 
 }  // namespace
 
+TEST_CASE("a batch that is rounded down is one of the rounded size, on other ranks of another") {
+  const int64_t unit = 2 * world().size(), given = 4 * unit - 1, rounded = 3 * unit;
+  config::Config config = tiny_config(true, world().size());
+  config.train.global_batch_size = given;
+  config.train.decrease_batch_size_if_needed = true;
+  config.validation.eval_global_batch_size = 2 * unit + 1;
+  Running run(config);
+  config::Config plain = tiny_config(true, world().size());
+  plain.train.global_batch_size = rounded;
+  plain.validation.eval_global_batch_size = 2 * unit;
+  Running expected(plain);
+  CHECK(run.runner.micro_batches() == 3);
+  for (int i = 0; i < 3; ++i) {
+    const StepResult a = run.step(), b = expected.step();
+    CHECK(a.loss == b.loss);
+    CHECK(a.learning_rate == b.learning_rate);
+    CHECK(a.global_batch_size == rounded);
+  }
+  CHECK(run.parameters() == expected.parameters());
+  CHECK(run.runner.state().consumed_samples == 3 * rounded);
+  CHECK(run.runner.state().schedule_samples == 3 * rounded);
+  CHECK(run.runner.evaluate(run.data[0], 2) == expected.runner.evaluate(expected.data[0], 2));
+  // A run on one rank continues after the samples that were used, with the size that one rank divides.
+  const test::SharedDirectory root;
+  const auto saved = test::save_in(root.path(), run.runner);
+  if (world().rank() == 0) {
+    const auto alone = comm::World::single_process();
+    config::Config one = config;
+    one.dist.world_size = 1, one.dist.data_parallel_size = 1;
+    const int64_t size = given / 2 * 2;
+    StepRunner resumed(one, *alone);
+    resumed.initialize();
+    test::load_into(resumed, saved);
+    const auto data = open_datasets(one, nullptr);
+    data::Loader loader(data[0], resumed.loader_options());
+    CHECK(loader.consumed_samples() == 3 * rounded);
+    StepTimers timers;
+    timers.start_step();
+    CHECK(resumed.train_step(loader, timers).loss_tokens == size * config.model.seq_length);
+    CHECK(resumed.state().consumed_samples == 3 * rounded + size);
+    // The length of the run is that of the samples that are left.
+    one.train.train_iters.reset();
+    one.train.train_samples = 3 * rounded + 5 * size + 1;
+    CHECK(total_iterations_after(one, *data[0], 3, 3 * rounded) == 8);
+  }
+  world().communicator().barrier();
+}
+
 TEST_CASE("a batch that grows: sizes, samples, tokens, schedule; a resumed run has the same bits") {
   const std::vector<double> losses = check_growing_batch(DeviceKind::cpu);
   CHECK(check_growing_batch(DeviceKind::checked) == losses);

@@ -11,6 +11,12 @@ namespace {
 constexpr int64_t kMaxSamples = int64_t{1} << 60;
 // Steps are counted one size at a time.
 constexpr int64_t kMaxIncrements = 1'000'000;
+
+// The divisor of sizes that are rounded down: 1 where they are used as given.
+int64_t divisor(const Config& config, int64_t micro_batch_size) {
+  if (!config.train.decrease_batch_size_if_needed) return 1;
+  return micro_batch_size * config.dist.data_parallel_size.value_or(1);
+}
 }  // namespace
 
 std::string BatchRamp::problem(const TrainConfig& config) {
@@ -34,18 +40,25 @@ std::string BatchRamp::problem(const TrainConfig& config) {
   return {};
 }
 
-std::optional<BatchRamp> BatchRamp::of(const TrainConfig& config) {
-  if (config.global_batch_size.value_or(0) <= 0 || !problem(config).empty()) return std::nullopt;
+std::optional<BatchRamp> BatchRamp::of(const Config& config) {
+  const TrainConfig& train = config.train;
+  if (train.global_batch_size.value_or(0) <= 0 || !problem(train).empty()) return std::nullopt;
+  const int64_t first =
+      train.rampup_batch_size.empty() ? *train.global_batch_size : train.rampup_batch_size[0];
+  if (first < divisor(config, train.micro_batch_size)) return std::nullopt;
   return BatchRamp(config);
 }
 
-BatchRamp::BatchRamp(const TrainConfig& config) : final_(config.global_batch_size.value_or(0)) {
+BatchRamp::BatchRamp(const Config& config)
+    : unit_(divisor(config, config.train.micro_batch_size)),
+      final_(rounded(config.train.global_batch_size.value_or(0))) {
   CAPSTAN_ASSERT(final_ > 0, "a recipe without a global batch size");
-  if (const std::string text = problem(config); !text.empty())
+  if (const std::string text = problem(config.train); !text.empty())
     fail(ErrorCode::config, "train.rampup_batch_size " + text);
-  const std::vector<int64_t>& ramp = config.rampup_batch_size;
+  const std::vector<int64_t>& ramp = config.train.rampup_batch_size;
   if (ramp.empty()) return;
   start_ = ramp[0], increment_ = ramp[1], samples_ = ramp[2];
+  increments_ = (*config.train.global_batch_size - start_) / increment_;
 }
 
 int64_t BatchRamp::size_at(int64_t consumed) const {
@@ -70,9 +83,9 @@ int64_t BatchRamp::steps_of_size_at(int64_t consumed) const {
   return low;
 }
 
-int64_t BatchRamp::steps_in(int64_t samples) const {
-  int64_t steps = 0, consumed = 0;
-  for (int64_t size = size_at(0); size < final_; size = size_at(consumed)) {
+int64_t BatchRamp::steps_in(int64_t samples, int64_t consumed) const {
+  int64_t steps = 0;
+  for (int64_t size = size_at(consumed); size < final_; size = size_at(consumed)) {
     const int64_t fitting = (samples - consumed) / size, count = steps_of_size_at(consumed);
     if (fitting < count) return steps + fitting;
     steps += count, consumed += count * size;
@@ -80,13 +93,24 @@ int64_t BatchRamp::steps_in(int64_t samples) const {
   return steps + (samples - consumed) / final_;
 }
 
-int64_t BatchRamp::samples_of(int64_t steps) const {
-  int64_t consumed = 0;
-  for (int64_t size = size_at(0); size < final_ && steps > 0; size = size_at(consumed)) {
+int64_t BatchRamp::samples_of(int64_t steps, int64_t consumed) const {
+  const int64_t before = consumed;
+  for (int64_t size = size_at(consumed); size < final_ && steps > 0; size = size_at(consumed)) {
     const int64_t count = std::min(steps, steps_of_size_at(consumed));
     steps -= count, consumed += count * size;
   }
-  return consumed + steps * final_;
+  return consumed - before + steps * final_;
+}
+
+int64_t full_batch_size(const Config& config) {
+  const int64_t size = *config.train.global_batch_size, unit = divisor(config, config.train.micro_batch_size);
+  return size / unit * unit;
+}
+
+int64_t eval_batch_size(const Config& config) {
+  const ValidationConfig& v = config.validation;
+  const int64_t unit = divisor(config, v.eval_micro_batch_size.value_or(config.train.micro_batch_size));
+  return v.eval_global_batch_size.value_or(*config.train.global_batch_size) / unit * unit;
 }
 
 }  // namespace capstan::config

@@ -247,23 +247,28 @@ void derive_batch(Schema& s) {
                      if (c.dist.data_parallel_size)
                        c.train.global_batch_size = c.train.micro_batch_size * *c.dist.data_parallel_size;
                    });
-  s.derive<Config>("train.num_microbatches",
-                   "train.global_batch_size / (train.micro_batch_size * dist.data_parallel_size)",
-                   [](Config& c) {
-                     if (!c.dist.data_parallel_size || !c.train.global_batch_size) return;
-                     const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
-                     if (together > 0 && *c.train.global_batch_size % together == 0)
-                       c.train.num_microbatches = *c.train.global_batch_size / together;
-                   });
-  s.derive<Config>("train.train_iters",
-                   "train.train_samples / train.global_batch_size; the full steps in them where "
-                   "train.rampup_batch_size is set",
-                   [](Config& c) {
-                     const auto ramp = BatchRamp::of(c.train);
-                     if (!c.train.train_samples || !ramp) return;
-                     if (const int64_t steps = ramp->steps_in(*c.train.train_samples); steps > 0)
-                       c.train.train_iters = steps;
-                   });
+  s.derive<Config>(
+      "train.num_microbatches",
+      "train.global_batch_size / (train.micro_batch_size * dist.data_parallel_size), rounded down "
+      "with train.decrease_batch_size_if_needed",
+      [](Config& c) {
+        if (!c.dist.data_parallel_size || !c.train.global_batch_size) return;
+        const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+        if (together > 0 &&
+            (c.train.decrease_batch_size_if_needed || *c.train.global_batch_size % together == 0))
+          c.train.num_microbatches = *c.train.global_batch_size / together;
+      });
+  s.derive<Config>(
+      "train.train_iters",
+      "train.train_samples / train.global_batch_size; the full steps in them where "
+      "train.rampup_batch_size is set, or train.decrease_batch_size_if_needed rounds the batch to "
+      "a multiple of train.micro_batch_size * dist.data_parallel_size",
+      [](Config& c) {
+        const auto ramp = BatchRamp::of(c);
+        if (!c.train.train_samples || !ramp) return;
+        if (const int64_t steps = ramp->steps_in(*c.train.train_samples); steps > 0)
+          c.train.train_iters = steps;
+      });
   s.derive<Config>("validation.eval_global_batch_size", "train.global_batch_size",
                    [](Config& c) { c.validation.eval_global_batch_size = c.train.global_batch_size; });
   s.derive<Config>("validation.eval_micro_batch_size", "train.micro_batch_size",

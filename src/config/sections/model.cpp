@@ -451,7 +451,7 @@ void expert_fields(Section<ModelConfig>& s) {
           [](const Config& c) { return has_experts(c) && c.model.moe_router_enable_expert_bias; })
       .used_when<Config>("`peft` is null", trains_all_layers);
   moe(s.field("moe_router_load_balancing_type", &M::moe_router_load_balancing_type))
-      .doc("load-balancing strategy of the router")
+      .doc("load-balancing strategy of the router: one, not a list of several losses")
       .unsupported("balancing by Sinkhorn iterations", [](const Value& v) { return v.text == "sinkhorn"; });
   moe(s.field("moe_aux_loss_coeff", &M::moe_aux_loss_coeff))
       .doc(

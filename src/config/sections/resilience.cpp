@@ -30,13 +30,13 @@ void describe(Section<ResilienceConfig>& s) {
       .alias("dist.distributed_timeout_minutes");
   s.field("memory_limit", &R::memory_limit)
       .doc(
-          "limit of the device memory of one rank; a step whose estimate exceeds it is refused before it "
-          "starts")
+          "limit of the device memory of one rank, for the estimate of a step before it starts and for the "
+          "allocator while it runs")
       .min(1)
       .effect(Effect::memory);
   s.field("memory_limit_host", &R::memory_limit_host)
       .doc(
-          "limit of the host memory that one rank uses for its device (snapshots, upload buffers); "
+          "limit of the host memory that one rank uses for its device (snapshots, offload); "
           "train.device=cpu: the smaller limit applies")
       .min(1)
       .effect(Effect::memory);

@@ -14,16 +14,31 @@ namespace {
 
 RULE("R0201", global_batch_divisible,
      "the global batch is a multiple of micro-batch size * data parallelism; the quotient is the number of "
-     "micro-batches",
-     "train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size") {
+     "micro-batches. With decrease_batch_size_if_needed it is at least one micro-batch of each rank",
+     "train.global_batch_size", "train.micro_batch_size", "dist.data_parallel_size",
+     "train.decrease_batch_size_if_needed") {
   if (!c.train.global_batch_size || !c.dist.data_parallel_size) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
   const int64_t batch = *c.train.global_batch_size;
   if (batch % together == 0) return;
+  if (c.train.decrease_batch_size_if_needed) {
+    if (batch < together)
+      report
+          .error("`train.global_batch_size` " + to_text(batch) +
+                 " is less than one micro-batch of each rank, micro_batch_size * data_parallel_size = " +
+                 product_text({c.train.micro_batch_size, *c.dist.data_parallel_size}) +
+                 ", and cannot be rounded down")
+          .operand("micro_batch_size * data_parallel_size", to_text(together))
+          .help("smallest legal global_batch_size: " + to_text(together));
+    return;
+  }
   std::string help = "nearest legal global_batch_size: " + nearest_multiples(batch, together);
   if (batch % *c.dist.data_parallel_size == 0)
     help += "; or micro_batch_size: " +
             nearest_divisors(c.train.micro_batch_size, batch / *c.dist.data_parallel_size);
+  if (batch > together)
+    help += "; or train.decrease_batch_size_if_needed=true, which trains with " +
+            to_text(batch / together * together);
   report
       .error("`train.global_batch_size` " + to_text(batch) +
              " is not a multiple of micro_batch_size * data_parallel_size = " +
@@ -37,9 +52,9 @@ RULE("R0202", micro_batches_agree, "a given number of micro-batches agrees with 
      "dist.data_parallel_size") {
   if (!c.train.num_microbatches || !c.train.global_batch_size || !c.dist.data_parallel_size) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
-  if (*c.train.global_batch_size % together != 0 ||
-      *c.train.num_microbatches == *c.train.global_batch_size / together)
-    return;
+  // The rule global_batch_divisible reports a batch that does not divide.
+  if (!c.train.decrease_batch_size_if_needed && *c.train.global_batch_size % together != 0) return;
+  if (*c.train.num_microbatches == *c.train.global_batch_size / together) return;
   report
       .error("`train.num_microbatches` " + to_text(*c.train.num_microbatches) +
              " is not global_batch_size / " +
@@ -49,7 +64,8 @@ RULE("R0202", micro_batches_agree, "a given number of micro-batches agrees with 
 
 RULE("R0203", eval_batch_divisible,
      "the evaluation batch is a multiple of its micro-batch size * data parallelism",
-     "validation.eval_global_batch_size", "validation.eval_micro_batch_size", "dist.data_parallel_size") {
+     "validation.eval_global_batch_size", "validation.eval_micro_batch_size", "dist.data_parallel_size",
+     "train.decrease_batch_size_if_needed") {
   const auto& v = c.validation;
   if (!v.eval_interval || !v.eval_global_batch_size || !v.eval_micro_batch_size || !c.dist.data_parallel_size)
     return;
@@ -59,6 +75,7 @@ RULE("R0203", eval_batch_divisible,
     return;
   const int64_t together = *v.eval_micro_batch_size * *c.dist.data_parallel_size;
   if (*v.eval_global_batch_size % together == 0) return;
+  if (c.train.decrease_batch_size_if_needed && *v.eval_global_batch_size > together) return;
   report
       .error("`validation.eval_global_batch_size` " + to_text(*v.eval_global_batch_size) +
              " is not a multiple of eval_micro_batch_size * data_parallel_size = " +
@@ -90,7 +107,7 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
         .operand("train.train_samples")
         .operand("train.epochs")
         .help("set train.train_iters");
-  } else if (const auto ramp = BatchRamp::of(t); t.train_iters && t.train_samples && ramp) {
+  } else if (const auto ramp = BatchRamp::of(c); t.train_iters && t.train_samples && ramp) {
     const int64_t steps = ramp->steps_in(*t.train_samples);
     if (steps == *t.train_iters) return;
     const std::string samples = to_text(*t.train_samples);
@@ -98,7 +115,7 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
         .error("`train.train_iters` " + to_text(*t.train_iters) + " and `train.train_samples` " + samples +
                " disagree: " +
                (ramp->grows() ? "with `train.rampup_batch_size` the samples make " + to_text(steps) + " steps"
-                              : samples + " / " + to_text(*t.global_batch_size) + " = " + to_text(steps)))
+                              : samples + " / " + to_text(ramp->size_at(0)) + " = " + to_text(steps)))
         .operand("train.train_iters")
         .operand("train.train_samples")
         .operand(ramp->grows() ? "train.rampup_batch_size" : "train.global_batch_size")
@@ -127,7 +144,7 @@ RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds
 
 RULE("R0205", run_has_a_step, "a run has at least one step", "train.train_samples", "train.global_batch_size",
      "train.rampup_batch_size") {
-  const auto ramp = BatchRamp::of(c.train);
+  const auto ramp = BatchRamp::of(c);
   if (!c.train.train_samples || !ramp) return;
   const int64_t first = ramp->size_at(0);
   if (*c.train.train_samples >= first) return;
@@ -148,21 +165,34 @@ RULE("R0223", ramp_reaches_batch_size,
 }
 
 RULE("R0224", ramp_sizes_divisible,
-     "every size of a growing batch is a multiple of micro-batch size * data parallelism",
-     "train.rampup_batch_size", "train.micro_batch_size", "dist.data_parallel_size") {
-  const auto ramp = BatchRamp::of(c.train);
-  if (!ramp || !ramp->grows() || !c.dist.data_parallel_size) return;
+     "every size of a growing batch is a multiple of micro-batch size * data parallelism. With "
+     "decrease_batch_size_if_needed the first is at least one micro-batch of each rank",
+     "train.rampup_batch_size", "train.micro_batch_size", "dist.data_parallel_size",
+     "train.decrease_batch_size_if_needed") {
+  const std::vector<int64_t>& given = c.train.rampup_batch_size;
+  if (given.empty() || !c.dist.data_parallel_size || !BatchRamp::problem(c.train).empty()) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+  if (c.train.decrease_batch_size_if_needed) {
+    if (given[0] < together)
+      report
+          .error(
+              "`train.rampup_batch_size` starts with " + to_text(given[0]) +
+              " samples, less than one micro-batch of each rank, micro_batch_size * data_parallel_size = " +
+              product_text({c.train.micro_batch_size, *c.dist.data_parallel_size}))
+          .at("train.rampup_batch_size")
+          .help("smallest legal start: " + to_text(together));
+    return;
+  }
   // If the first two sizes are multiples, all sizes are.
-  for (const int64_t size : {ramp->size(0), ramp->size(1)}) {
+  for (const int64_t size : {given[0], given[0] + given[1]}) {
     if (size % together == 0 || size == *c.train.global_batch_size) continue;
     report
         .error("`train.rampup_batch_size` makes steps of " + to_text(size) +
                " samples, not a multiple of micro_batch_size * data_parallel_size = " +
                product_text({c.train.micro_batch_size, *c.dist.data_parallel_size}))
         .at("train.rampup_batch_size")
-        .help("nearest legal start: " + nearest_multiples(c.train.rampup_batch_size[0], together) +
-              "; nearest legal increment: " + nearest_multiples(c.train.rampup_batch_size[1], together));
+        .help("nearest legal start: " + nearest_multiples(given[0], together) +
+              "; nearest legal increment: " + nearest_multiples(given[1], together));
     return;
   }
 }

@@ -291,7 +291,7 @@ RULE("R0314", micro_batch_groups_fit,
      "at least the number of pipeline ranks",
      "dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", "dist.pipeline_model_parallel_size",
      "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size", "train.rampup_batch_size",
-     "train.micro_batch_size", "dist.data_parallel_size") {
+     "train.micro_batch_size", "dist.data_parallel_size", "train.decrease_batch_size_if_needed") {
   const auto group = c.dist.microbatch_group_size_per_vp_stage;
   if (!has_pipeline(c) || virtual_stages(c) == 1 || !group || !c.train.num_microbatches) return;
   if (c.dist.pipeline_schedule == PipelineSchedule::zb_v) return;
@@ -305,7 +305,7 @@ RULE("R0314", micro_batch_groups_fit,
         .help("nearest legal value: " + to_text(pp));
     return;
   }
-  const auto ramp = BatchRamp::of(c.train);
+  const auto ramp = BatchRamp::of(c);
   const int64_t together = c.train.micro_batch_size * c.dist.data_parallel_size.value_or(0);
   // R0224 reports sizes that do not divide into micro-batches.
   if (ramp && ramp->grows() && together > 0 && ramp->size(0) % together == 0 &&

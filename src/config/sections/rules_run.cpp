@@ -184,6 +184,19 @@ RULE("R0923", adapters_predict_one_token, "adapters are trained without multi-to
       .help("leave model.mtp_num_layers out; a base model with such layers is read without them");
 }
 
+RULE("R0924", predicted_tokens_have_labels,
+     "layers of multi-token prediction have labels: fewer of them than tokens of a sequence",
+     "model.mtp_num_layers", "model.seq_length") {
+  const int64_t layers = c.model.mtp_num_layers.value_or(0), length = c.model.seq_length;
+  if (layers < length) return;
+  report
+      .warning("`model.mtp_num_layers` " + to_text(layers) + ": a sequence of " + counted(length, "token") +
+               " has no label that many tokens further, and the last layers do not learn")
+      .at("model.mtp_num_layers")
+      .operand("model.seq_length")
+      .help("choose a longer model.seq_length, or at most " + to_text(length - 1) + " layers");
+}
+
 RULE("R0921", new_adapters_learn, "lora_A_init and lora_B_init are not both zero", "peft.lora_A_init",
      "peft.lora_B_init") {
   if (!c.peft || c.peft->adapter || c.peft->lora_a_init != LoraInit::zero ||

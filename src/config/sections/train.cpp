@@ -26,6 +26,10 @@ void describe(Section<TrainConfig>& s) {
           "[start, increment, samples]: global batch size that grows from start to global_batch_size in "
           "equal steps over these samples")
       .unit("samples");
+  s.field("decrease_batch_size_if_needed", &T::decrease_batch_size_if_needed)
+      .doc(
+          "round a batch down to a multiple of micro_batch_size * data-parallel size; false: one that does "
+          "not divide is an error");
   s.field("num_microbatches", &T::num_microbatches)
       .doc("gradient accumulation steps: forward and backward passes of one replica per training step")
       .unit("micro-batches")

@@ -32,6 +32,8 @@ struct TrainConfig {
   std::optional<int64_t> global_batch_size;
   // [start, increment, samples]; empty: the batch size is constant. BatchRamp interprets it.
   std::vector<int64_t> rampup_batch_size;
+  // Batches that do not divide into micro-batches are rounded down instead of refused.
+  bool decrease_batch_size_if_needed = false;
   // Derived: global_batch_size / (micro_batch_size * data-parallel size).
   std::optional<int64_t> num_microbatches;
   // Exactly one of train_iters, train_samples and epochs.

@@ -1,6 +1,6 @@
 // A checkpoint made ready for evaluation and generation: its recipe's model, its tokenizer, its weights. No
-// optimizer, no gradients. Tensor and pipeline ranks each hold their part of the weights and of the KV cache;
-// every rank makes the same calls and gets the same results.
+// optimizer, no gradients. Tensor and pipeline ranks each hold their part of the weights and of the KV cache,
+// expert ranks their experts; every rank makes the same calls and gets the same results.
 #pragma once
 
 #include <memory>

@@ -184,6 +184,19 @@ void choose_tf32(const Device& device, const config::MixedPrecisionConfig& preci
     use_tf32(precision.tf32 && precision.params_dtype == config::Precision::fp32);
 }
 
+void limit_memory(Device& device, const config::ResilienceConfig& limits) {
+  const auto set = [&](MemoryKind kind, const std::optional<config::Bytes>& limit, const char* field) {
+    if (limit) device.limit_memory(kind, limit->value, field);
+  };
+  const auto &on_device = limits.memory_limit, &on_host = limits.memory_limit_host;
+  const bool host_is_less = on_host && (!on_device || on_host->value < on_device->value);
+  if (device.shares_host_memory() && host_is_less)
+    set(MemoryKind::device, on_host, "resilience.memory_limit_host");
+  else
+    set(MemoryKind::device, on_device, "resilience.memory_limit");
+  if (!device.shares_host_memory()) set(MemoryKind::host, on_host, "resilience.memory_limit_host");
+}
+
 std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank) {
   check_device(config, rank.index);
   std::unique_ptr<Device> device = make_device(config.train.device, config.train.threads.value_or(0), rank);

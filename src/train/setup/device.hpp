@@ -93,6 +93,9 @@ std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, Lo
 void choose_tf32(const Device& device, const config::MixedPrecisionConfig& precision);
 // For training: after check_device(), and with choose_tf32().
 std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank);
+// Limits the allocator to what memory_limit() (fit.hpp) compares with the estimate of a step, so that it
+// takes no more either where the estimate is too low.
+void limit_memory(Device& device, const config::ResilienceConfig& limits);
 // Local rank on the host of `world`.
 inline LocalRank local_rank_of(const comm::World& world) {
   return {world.local_rank(), world.local_size()};

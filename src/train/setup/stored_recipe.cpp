@@ -21,6 +21,11 @@ std::vector<std::string> left_out(int64_t ranks) {
                                     "comm_overlap",
                                     "profiling",
                                     "train.num_microbatches",
+                                    "train.global_batch_size",
+                                    "train.rampup_batch_size",
+                                    "train.train_samples",
+                                    "validation.eval_global_batch_size",
+                                    "validation.eval_micro_batch_size",
                                     "model.recompute_granularity",
                                     "model.recompute_method",
                                     "model.recompute_num_layers",
@@ -36,33 +41,38 @@ std::vector<std::string> left_out(int64_t ranks) {
   return paths;
 }
 
-// Evaluation and generation run one sequence at a time, so only tensor and pipeline parallelism can divide
-// the work.
+// Evaluation and generation run one sequence at a time, so only tensor, pipeline and expert parallelism can
+// divide the model. Expert-parallel ranks all compute the dense layers, and exchange tokens for the experts.
 void check_serving_layout(const config::Config& config) {
   const config::DistConfig& d = config.dist;
   if (d.context_parallel_size > 1)
     fail(ErrorCode::config,
          "dist.context_parallel_size=" + std::to_string(d.context_parallel_size) +
-             ": evaluation and generation run under tensor and pipeline parallelism only",
-         "remove the override; dist.tp and dist.pp shard the model");
+             ": evaluation and generation run under tensor, pipeline and expert parallelism only",
+         "remove the override; dist.tp and dist.pp shard the model, dist.ep its experts");
   if (d.sequence_parallel)
     fail(ErrorCode::config,
          "dist.sequence_parallel=true: evaluation and generation do not shard the rows over the "
          "tensor-parallel ranks",
-         "remove the override; it does not change the generated tokens");
-  const int64_t tp = d.tensor_model_parallel_size, pp = d.pipeline_model_parallel_size;
-  if (tp * pp == d.world_size) return;
+         d.expert_model_parallel_size > 1 ? "remove the override, and shard with either dist.tp or dist.ep"
+                                          : "remove the override; it does not change the generated tokens");
+  const int64_t tp = d.tensor_model_parallel_size, pp = d.pipeline_model_parallel_size,
+                ep = d.expert_model_parallel_size;
+  if (tp * pp * ep == d.world_size) return;
   std::vector<std::string> fitting;
   for (int64_t t = d.world_size; t >= 1; --t)
     if (d.world_size % t == 0 && config.model.num_attention_heads % t == 0 &&
         config.model.num_layers % (d.world_size / t) == 0)
       fitting.push_back("`dist.tp=" + std::to_string(t) + " dist.pp=" + std::to_string(d.world_size / t) +
                         "`");
+  if (const auto experts = config.model.num_moe_experts; experts && *experts % d.world_size == 0)
+    fitting.push_back("`dist.tp=1 dist.pp=1 dist.ep=" + std::to_string(d.world_size) + "`");
   fail(ErrorCode::config,
-       "the model needs tensor * pipeline = " + std::to_string(tp) + " * " + std::to_string(pp) + " = " +
-           counted(tp * pp, "rank") + ", and there are " + std::to_string(d.world_size),
+       "the model needs tensor * pipeline" + std::string(ep > 1 ? " * expert" : "") + " = " +
+           std::to_string(tp) + " * " + std::to_string(pp) + (ep > 1 ? " * " + std::to_string(ep) : "") +
+           " = " + counted(tp * pp * ep, "rank") + ", and there are " + std::to_string(d.world_size),
        (fitting.empty() ? "" : "give " + join(fitting, " or ") + "; or ") + "start " +
-           counted(tp * pp, "rank"));
+           counted(tp * pp * ep, "rank"));
 }
 
 }  // namespace

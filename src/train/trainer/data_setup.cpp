@@ -61,7 +61,8 @@ data::SftOptions sft_options(const config::Config& config, const text::Tokenizer
 }
 
 // Megatron's order depends on how many samples each split will be asked for: those that Megatron-LM would ask
-// for.
+// for, where a batch that is rounded down counts as given, so that the order does not depend on the number of
+// ranks.
 static void set_megatron_order(const config::Config& config, data::GptDatasetOptions& options) {
   int64_t steps = 0;
   if (config.train.epochs && !config.train.train_iters) {
@@ -73,10 +74,13 @@ static void set_megatron_order(const config::Config& config, data::GptDatasetOpt
     steps = total_iterations(config);
   }
   const auto& v = config.validation;
-  const int64_t batch = *config.train.global_batch_size,
-                eval_batch = v.eval_global_batch_size.value_or(batch);
+  config::Config as_given = config;
+  as_given.train.decrease_batch_size_if_needed = false;
+  const int64_t eval_batch = config::eval_batch_size(as_given);
   options.order = data::DataOrder::megatron;
-  options.num_samples[0] = config::BatchRamp(config.train).samples_of(steps);
+  options.num_samples[0] = config.train.decrease_batch_size_if_needed && config.train.train_samples
+                               ? *config.train.train_samples
+                               : config::BatchRamp(as_given).samples_of(steps);
   if (v.eval_interval)
     options.num_samples[1] = checked_mul(checked_mul(steps / *v.eval_interval + 1, v.eval_iters), eval_batch);
   options.num_samples[2] = checked_mul(v.eval_iters, eval_batch);
@@ -151,7 +155,17 @@ int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data)
   if (data.epoch_samples() == data::SampleSource::kEndless)
     fail(ErrorCode::config, "train.epochs counts passes over data, and generated data has no end",
          "train.train_iters=100 train.epochs=null");
-  return ceil_div(data.samples_in(*config.train.epochs), *config.train.global_batch_size);
+  return ceil_div(data.samples_in(*config.train.epochs), config::full_batch_size(config));
+}
+
+int64_t total_iterations_after(const config::Config& config, const data::Dataset& data, int64_t steps,
+                               int64_t consumed) {
+  const config::TrainConfig& t = config.train;
+  if (!t.decrease_batch_size_if_needed || (!t.train_samples && !t.epochs)) return total_iterations(config);
+  if (t.train_samples)
+    return steps + std::max<int64_t>(0, config::BatchRamp(config).steps_in(*t.train_samples, consumed));
+  const int64_t left = std::max<int64_t>(0, data.samples_in(*t.epochs) - consumed);
+  return steps + ceil_div(left, config::full_batch_size(config));
 }
 
 int64_t total_iterations_of_data(const config::Config& config) {

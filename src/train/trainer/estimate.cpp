@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "config/sections/batch_ramp.hpp"
 #include "kernels/step_control.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
@@ -146,9 +147,8 @@ class MetaTrainer {
     const config::ValidationConfig& validation = config_.validation;
     if (!validation.eval_interval) return;
     const int64_t rows = validation.eval_micro_batch_size.value_or(config_.train.micro_batch_size);
-    const int64_t evaluated = validation.eval_iters *
-                              validation.eval_global_batch_size.value_or(*config_.train.global_batch_size) /
-                              (rows * mesh_.size(comm::Axis::dp));
+    const int64_t evaluated =
+        validation.eval_iters * config::eval_batch_size(config_) / (rows * mesh_.size(comm::Axis::dp));
     // An evaluation with at most as many rows needs less memory than a training step.
     if (rows > config_.train.micro_batch_size) runner_.forward_only(1, source_of(rows));
     runner_.reserve_uploads(source_of(rows)(0), evaluated, false);

@@ -63,7 +63,7 @@ bool harmless(const RecipeChange& change, const RunData& data, const checkpoint:
 void report_schedule(const config::Config& config, const ScheduleChoice& choice, int64_t total_steps,
                      RunLog& log) {
   const config::SchedulerConfig& s = config.scheduler;
-  const config::BatchRamp ramp(config.train);
+  const config::BatchRamp ramp(config);
   log.line(std::string("schedule of ") +
            (s.override_opt_param_scheduler ? "this recipe (scheduler.override_opt_param_scheduler)"
             : choice.fields_taken.empty()  ? "the checkpoint"

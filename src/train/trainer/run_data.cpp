@@ -80,7 +80,7 @@ RunData open_run_data(config::Config& config, bool resumes, RunLog& log) {
 
 void report_epochs(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log) {
   constexpr double kMany = 20;
-  const config::BatchRamp ramp(config.train);
+  const config::BatchRamp ramp(config);
   const int64_t samples = ramp.samples_of(steps);
   const auto most = data::most_passes(training, samples);
   if (!most) return;
@@ -88,7 +88,7 @@ void report_epochs(const config::Config& config, const data::Dataset& training, 
   const bool blend = training.parts().size() > 1;
   const std::string what = blend ? "`" + most->part.name + "`, the part of the blend that is repeated most"
                                  : std::string("the training data");
-  const int64_t batch = *config.train.global_batch_size, epoch = most->part.epoch_samples;
+  const int64_t batch = config::full_batch_size(config), epoch = most->part.epoch_samples;
   log.line(with_separators(steps) + " " + plural(steps, "step") + " of " +
            (ramp.grows() ? with_separators(ramp.size_at(0)) + " to " : "") + with_separators(batch) + " " +
            plural(batch, "sample") + (steps == 1 ? " makes " : " make ") + passes + what + " (" +

@@ -317,7 +317,7 @@ std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& f
   const bool wsd = now.style == config::LrDecayStyle::wsd,
              constant = now.style == config::LrDecayStyle::constant;
   const bool in_samples = config.train.train_samples.has_value();
-  const int64_t unit = in_samples ? 1 : *config.train.global_batch_size;
+  const int64_t unit = in_samples ? 1 : config::full_batch_size(config);
   // No field of a recipe expresses such lengths.
   if (now.decay_samples % unit != 0 || now.warmup_samples % unit != 0 || now.wsd_decay_samples % unit != 0)
     return recipe;
@@ -353,7 +353,7 @@ std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& f
 
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
                                const config::Config& config) {
-  const config::BatchRamp ramp(config.train);
+  const config::BatchRamp ramp(config);
   const int64_t batch = constant_batch(ramp),
                 shown = std::min(batch_of_lengths(stored, ramp), batch_of_lengths(now, ramp));
   const config::SchedulerConfig& s = config.scheduler;

@@ -69,7 +69,7 @@ void add_mtp_losses(records::MetricsRow& row, const StepResult& result) {
 StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRunner& runner,
                        StepTimers& timers, RunRecorder& recorder, RunLog& log, int64_t total_steps)
     : config_(config),
-      batch_ramp_(config.train),
+      batch_ramp_(config),
       world_(world),
       runner_(runner),
       timers_(timers),
@@ -147,7 +147,8 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
 }
 
 double StepLogger::steps_left(double samples) const {
-  const int64_t left = batch_ramp_.samples_of(total_steps_) - batch_ramp_.samples_of(runner_.state().step);
+  const TrainState& state = runner_.state();
+  const int64_t left = batch_ramp_.samples_of(total_steps_ - state.step, state.consumed_samples);
   return static_cast<double>(left) / samples;
 }
 

@@ -6,6 +6,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
@@ -85,12 +86,14 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
     fail(ErrorCode::usage, "measuring runs in one process", "start it without mpirun");
   check_memory_limit(config);
   StepRunner runner(config, world);
+  // The limit is that of the step, not of the matrices of the reference GEMM on the same device.
+  runner.device().limit_memory(MemoryKind::device, std::nullopt, "");
   runner.initialize();
   const auto datasets = open_datasets(config, nullptr);
   data::Loader loader(datasets[0], runner.loader_options());
   const StepEstimate estimate = estimate_step(config);
   const double flops = estimate.flops * static_cast<double>(runner.micro_batches());
-  const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
+  const double tokens = static_cast<double>(config::full_batch_size(config) * config.model.seq_length);
 
   StepTimers timers;
   std::vector<StepTimes> taken;

@@ -34,7 +34,8 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())),
-      batch_ramp_(config.train) {
+      batch_ramp_(config) {
+  limit_memory(*device_, config.resilience);
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
                                                  store_options(config, world.rank()));
   optimizer_ = make_optimizer(config, *device_, *store_);
@@ -57,7 +58,7 @@ data::LoaderOptions StepRunner::loader_options() const {
   options.data_parallel_rank = mesh_.index(comm::Axis::dp);
   options.data_parallel_size = mesh_.size(comm::Axis::dp);
   options.micro_batch_size = config_.train.micro_batch_size;
-  options.global_batch_size = *config_.train.global_batch_size;
+  options.global_batch_size = config::full_batch_size(config_);
   options.consumed_samples = state_.consumed_samples;
   options.num_workers = static_cast<int>(config_.dataset.num_workers);
   return options;
@@ -67,7 +68,7 @@ int64_t StepRunner::micro_batches() const {
   return global_batch_size() / (config_.train.micro_batch_size * mesh_.size(comm::Axis::dp));
 }
 
-StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
+StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) try {
   const RangeScope range(*device_, [&] { return "step " + std::to_string(state_.step + 1); });
   failure_anomalies_.clear();
   batch_.clear();
@@ -114,6 +115,9 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   consume_batch();
   timers.enter(Phase::other);
   return result;
+} catch (Error& error) {
+  if (error.code() != ErrorCode::no_fit) throw;
+  throw error.in("in step " + std::to_string(state_.step + 1));
 }
 
 std::vector<RouterResult> StepRunner::router_results() const {
@@ -366,8 +370,7 @@ double StepRunner::evaluate(std::shared_ptr<const data::Dataset> dataset, int64_
   options.consumed_samples = 0;
   options.micro_batch_size =
       config_.validation.eval_micro_batch_size.value_or(config_.train.micro_batch_size);
-  options.global_batch_size =
-      config_.validation.eval_global_batch_size.value_or(*config_.train.global_batch_size);
+  options.global_batch_size = config::eval_batch_size(config_);
   data::Loader loader(std::move(dataset), options);
   const int64_t micro_batches =
       batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);

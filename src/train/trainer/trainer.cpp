@@ -19,6 +19,7 @@
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/checkpointer.hpp"
+#include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/initial_state.hpp"
@@ -94,6 +95,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
                          [&] { check_device(config_, world_.local_rank()); });
   check_ranks_agree();
   for (const std::string& note : device_notes(config_)) log_->line(note);
+  if (const std::string note = rounded_batch_note(config_); !note.empty()) log_->line(note);
   recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
   check_directories(config_, world_, options_);
   data_ = std::make_unique<RunData>(open_run_data(config_, options_.resume != Resume::no, *log_));
@@ -131,6 +133,8 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
       config_, world_, options_, *data_, *recorder_, *checkpoint_root_, *runner_, total_steps_, *log_));
   require_agreement(world_, {{"the step to resume from", std::to_string(step())}});
   first_step_ = step();
+  total_steps_ =
+      total_iterations_after(config_, *data_->training(), step(), runner_->state().consumed_samples);
 
   timers_ = std::make_unique<StepTimers>();
   checkpointer_ = std::make_unique<Checkpointer>(config_, world_, save_plan(*initial_, std::move(assets)),
