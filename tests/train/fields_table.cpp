@@ -289,8 +289,13 @@ void training() {
   changes("train.micro_batch_size", "1", {}, View::memory);
   changes("train.global_batch_size", "8");
   changes("train.rampup_batch_size", "[2,2,8]", {"train.train_iters=null", "train.train_samples=24"});
-  allows("train.decrease_batch_size_if_needed", "true", "global_batch_divisible",
-         {"train.micro_batch_size=2", "train.global_batch_size=5"});
+  table.push_back({Kind::allows,
+                   "train.decrease_batch_size_if_needed",
+                   "true",
+                   {"train.micro_batch_size=2", "train.global_batch_size=5"},
+                   View::run,
+                   "global_batch_divisible",
+                   {}});
   ruled("train.num_microbatches", "3", "micro_batches_agree");
   changes("train.train_iters", "3", {}, View::files);
   changes("train.train_samples", "12", {"train.train_iters=null", "train.train_samples=20"}, View::files);
