@@ -19,6 +19,7 @@
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
 #include "planner/cluster.hpp"
+#include "planner/gemm_fit.hpp"
 #include "planner/kernels.hpp"
 #include "train/records/run_dir.hpp"
 #include "train/setup/cuda.hpp"
@@ -84,13 +85,14 @@ class ClusterMeasurement {
     without_limits.resilience.memory_limit.reset(), without_limits.resilience.memory_limit_host.reset();
     const auto memory = train::memory_limit(without_limits, MemoryKind::device, world_.local_size());
     if (!memory)
-      fail(ErrorCode::unsupported,
-           "the memory of the device is not known: " + device_->description(), "measure on cpu or cuda");
+      fail(ErrorCode::unsupported, "the memory of the device is not known: " + device_->description(),
+           "measure on cpu or cuda");
     constexpr int64_t kReserved = int64_t{3} << 30;
     cluster_.memory = {memory->bytes};
     cluster_.usable_memory = {gpu.empty() ? memory->bytes : std::max<int64_t>(1, memory->bytes - kReserved)};
     note("memory", "reported by the system, for one rank");
-    note("usable_memory", gpu.empty() ? "all of it" : "without CUDA context, NCCL and the driver's part: 3 GiB");
+    note("usable_memory",
+         gpu.empty() ? "all of it" : "without CUDA context, NCCL and the driver's part: 3 GiB");
     cluster_.gpus_per_node = world_.local_size();
     cluster_.kernel_latency = rounded(1e6 * kernels::kernel_latency_seconds(*device_));
     note("kernel_latency", "the shortest time of a kernel on few numbers");
@@ -111,96 +113,77 @@ class ClusterMeasurement {
   }
 
   std::vector<kernels::KernelRate> measured(std::function<bool(std::string_view)> wanted) {
-    return kernels::measure_kernels(*device_, {.attention = type_,
-                                               .activations = backend_.runs_on_host_threads ? DType::f32 : type_,
-                                               .seconds = seconds_,
-                                               .large_model = accelerator_,
-                                               .wanted = std::move(wanted)});
+    return kernels::measure_kernels(*device_,
+                                    {.attention = type_,
+                                     .activations = backend_.runs_on_host_threads ? DType::f32 : type_,
+                                     .seconds = seconds_,
+                                     .large_model = accelerator_,
+                                     .wanted = std::move(wanted)});
   }
 
-  // A shape with the seconds that its GEMM takes.
-  struct GemmTime {
-    kernels::NamedGemm shape;
-    double seconds;
-  };
-  std::vector<GemmTime> gemm_times(DType type) {
+  // GEMMs that take much longer than `seconds` are left out.
+  std::vector<planner::GemmTime> gemm_times(DType type, double peak_gflops) {
+    constexpr double kLongest = 20;
     std::vector<kernels::NamedGemm> shapes = kernels::named_gemms(accelerator_);
     // The inner dimension alone.
     for (const int64_t inner : {64, 256, 1024, 4096}) shapes.push_back({"", false, true, 1024, 1024, inner});
-    std::vector<GemmTime> times;
+    std::vector<planner::GemmTime> times;
     for (const kernels::NamedGemm& s : shapes) {
-      const double flops = 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
-      times.push_back({s, 1e-9 * flops / kernels::gemm_gflops(*device_, s, type, seconds_)});
+      const double rows = planner::real(s.m), columns = planner::real(s.n), inner = planner::real(s.k);
+      const double gflop = 2e-9 * rows * columns * inner;
+      if (gflop > kLongest * seconds_ * peak_gflops && !times.empty()) continue;
+      times.push_back({rows, columns, inner, gflop / kernels::gemm_gflops(*device_, s, type, seconds_)});
     }
     return times;
   }
 
-  // The attained fraction that leaves the least relative errors over the shapes, and their mean square.
-  std::pair<double, double> fit(const std::vector<GemmTime>& times, GemmFormat format) const {
-    planner::Cluster ideal = cluster_;
-    ideal.gemm_efficiency = 1;
-    double sum = 0, squares = 0;
-    std::vector<double> ratios;
-    for (const GemmTime& one : times) {
-      const kernels::NamedGemm& s = one.shape;
-      const double seconds = planner::gemm_seconds(ideal, format, planner::real(s.m), planner::real(s.n),
-                                                   planner::real(s.k));
-      ratios.push_back(seconds / one.seconds);
-      sum += ratios.back(), squares += ratios.back() * ratios.back();
+  // The fit of a type, at that fill length if it is given. Where no data sheet says the peak, it becomes what
+  // is attained.
+  planner::GemmFit measure_gemms_in(DType type, GemmFormat format,
+                                    std::optional<double> fill_length = std::nullopt) {
+    const double measured = kernels::measured_gemm_gflops(*device_, type);
+    double& peak = format == GemmFormat::fp32 ? cluster_.fp32_tflops.emplace(cluster_.fp32_tflops.value_or(0))
+                                              : cluster_.bf16_tflops;
+    if (!has_peaks_) peak = 1e-3 * measured;
+    const std::vector<planner::GemmTime> times = gemm_times(type, measured);
+    planner::GemmFit fitted = planner::fit_gemms(cluster_, format, times, fill_length);
+    const std::string origin = "least error over " + counted(std::ssize(times), "GEMM") + " in " +
+                               std::string(name_of(type)) + ": " + significant(100 * fitted.error, 2) + " %";
+    if (!has_peaks_) {
+      peak = rounded(peak * fitted.fraction), fitted.fraction = 1;
+      note(format == GemmFormat::fp32 ? "fp32_tflops" : "bf16_tflops", origin);
+    } else {
+      note("gemm_efficiency", origin);
     }
-    const double fraction = squares / sum;
-    double error = 0;
-    for (const double ratio : ratios) error += (ratio / fraction - 1) * (ratio / fraction - 1);
-    return {fraction, error / static_cast<double>(ratios.size())};
+    return fitted;
   }
 
   void measure_gemms() {
-    const GemmFormat format = type_ == DType::f32 ? GemmFormat::fp32 : GemmFormat::bf16;
-    const std::vector<GemmTime> times = gemm_times(type_);
     if (!has_peaks_) {
       // The cores of a host work on one GEMM together, without the waves of a GPU's tiles.
       cluster_.multiprocessors = 1, cluster_.gemm_tile_rows = cluster_.gemm_tile_columns = 8;
-      note("gemm_tile_rows", ""), note("gemm_tile_columns", "");
-      const double peak = kernels::peak_gemm_gflops(*device_, type_) * 1e-3;
-      cluster_.bf16_tflops = peak, cluster_.fp32_tflops = peak;
+      note("gemm_efficiency", "the peaks are what GEMMs attain");
     }
-    std::pair<double, double> best{1, std::numeric_limits<double>::infinity()};
-    double best_length = 0;
-    for (double length = 0; length <= 1024; length = length < 16 ? 16 : length * 1.25) {
-      cluster_.gemm_fill_length = length;
-      const auto fitted = fit(times, format);
-      if (fitted.second < best.second) best = fitted, best_length = length;
-    }
-    cluster_.gemm_fill_length = std::round(best_length);
-    note("gemm_fill_length", "least error over " + counted(std::ssize(times), "shape") + " in " +
-                                 std::string(name_of(type_)));
-    set_peaks(format, best.first);
-    note("gemm_efficiency", "the same fit; root mean square of its relative errors " +
-                                significant(100 * std::sqrt(best.second), 2) + " %");
-  }
-
-  // The measured fraction of a data-sheet peak; without one, the attained rate is the peak.
-  void set_peaks(GemmFormat format, double fraction) {
-    cluster_.gemm_efficiency = has_peaks_ ? rounded(std::min(1.0, fraction)) : 1;
+    const GemmFormat format = type_ == DType::f32 ? GemmFormat::fp32 : GemmFormat::bf16;
+    const planner::GemmFit fitted = measure_gemms_in(type_, format);
+    cluster_.gemm_efficiency = rounded(std::min(1.0, fitted.fraction));
+    cluster_.gemm_fill_length = fitted.fill_length;
+    note("gemm_fill_length", "the same fit, in " + std::string(name_of(type_)));
+    // Without a data sheet the other type is measured too; a CPU may compute bf16 in fp32.
     if (has_peaks_) return;
-    const DType narrow = backend_.gemm_type(DType::bf16);
-    double narrow_fraction = fraction;
-    if (format == GemmFormat::fp32 && narrow != DType::f32)
-      narrow_fraction = fit(gemm_times(narrow), GemmFormat::bf16).first;
-    *cluster_.fp32_tflops = rounded(*cluster_.fp32_tflops * fraction);
-    cluster_.bf16_tflops = rounded(cluster_.bf16_tflops * narrow_fraction);
-    note("bf16_tflops", "attained by GEMMs in " + std::string(name_of(format == GemmFormat::fp32 ? narrow : type_)));
-    note("fp32_tflops", "attained by GEMMs in " + std::string(name_of(type_)));
+    if (format == GemmFormat::fp32)
+      (void)measure_gemms_in(backend_.gemm_type(DType::bf16), GemmFormat::bf16, fitted.fill_length);
+    else
+      (void)measure_gemms_in(DType::f32, GemmFormat::fp32, fitted.fill_length);
   }
 
   void measure_attention() {
-    const double peak = 1e-9 * planner::peak_flops(cluster_, type_ == DType::f32 ? GemmFormat::fp32
-                                                                                 : GemmFormat::bf16);
+    const double peak =
+        1e-9 * planner::peak_flops(cluster_, type_ == DType::f32 ? GemmFormat::fp32 : GemmFormat::bf16);
     const auto fraction = [&](const std::string& pass) {
       std::vector<double> fractions;
-      for (const kernels::KernelRate& kernel : measured([&](std::string_view name) {
-             return name.find("attention " + pass) != name.npos;
-           }))
+      for (const kernels::KernelRate& kernel :
+           measured([&](std::string_view name) { return name.find("attention " + pass) != name.npos; }))
         fractions.push_back(kernel.rate / peak);
       return rounded(std::min(1.0, median(fractions)));
     };
@@ -226,8 +209,8 @@ class ClusterMeasurement {
       });
       best = std::min(best, comm::all_reduce(world_.communicator(), taken, comm::ReduceOp::max));
       const bool goes_on = run < 3 || steady_seconds() - start < seconds_;
-      more = static_cast<int>(
-          comm::all_reduce(world_.communicator(), goes_on ? 1.0 : 0.0, comm::ReduceOp::max));
+      more =
+          static_cast<int>(comm::all_reduce(world_.communicator(), goes_on ? 1.0 : 0.0, comm::ReduceOp::max));
     }
     return best;
   }
@@ -248,7 +231,8 @@ class ClusterMeasurement {
     config::Config layout = config_;
     layout.dist = {}, layout.ddp = {}, layout.model.num_moe_experts.reset();
     layout.dist.world_size = world_.size(), layout.dist.tensor_model_parallel_size = local;
-    layout.dist.data_parallel_size = nodes, layout.dist.distributed_backend = config_.dist.distributed_backend;
+    layout.dist.data_parallel_size = nodes,
+    layout.dist.distributed_backend = config_.dist.distributed_backend;
     layout.model.num_query_groups.reset();
     comm::Mesh mesh(train::mesh_sizes(layout, world_.size()), world_.rank());
     const auto gpu = train::gpu_of(world_, *device_);
@@ -269,7 +253,8 @@ class ClusterMeasurement {
     else if (!has_peaks_)
       cluster_.inter_bandwidth = cluster_.intra_bandwidth, cluster_.inter_latency = cluster_.intra_latency;
     for (const char* field : {"inter_bandwidth", "inter_latency"})
-      note(field, nodes > 1 ? "all-gather over " + std::to_string(nodes) + " nodes" : "not measured: one node");
+      note(field,
+           nodes > 1 ? "all-gather over " + std::to_string(nodes) + " nodes" : "not measured: one node");
   }
 
   const config::Config& config_;
