@@ -21,12 +21,14 @@
 #include "planner/cluster.hpp"
 #include "planner/gemm_fit.hpp"
 #include "planner/kernels.hpp"
+#include "planner/step_time.hpp"
 #include "train/records/run_dir.hpp"
 #include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/transport.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/step_measurement.hpp"
 
 namespace capstan::cli {
 
@@ -61,7 +63,7 @@ class ClusterMeasurement {
     measure_collectives();
     cluster_.calibration = planner::Calibration::measured;
     note("calibration", "");
-    note("other_fraction", "not measured");
+    measure_step();
     return "# Measured by `capstan bench --calibrate` on " + counted(world_.size(), "rank") + ", " +
            records::utc_now() + ", commit " + program_commit() + ".\n" +
            planner::cluster_text(cluster_, sources_);
@@ -142,14 +144,15 @@ class ClusterMeasurement {
   planner::GemmFit measure_gemms_in(DType type, GemmFormat format,
                                     std::optional<double> fill_length = std::nullopt) {
     const double measured = kernels::measured_gemm_gflops(*device_, type);
-    double& peak = format == GemmFormat::fp32 ? cluster_.fp32_tflops.emplace(cluster_.fp32_tflops.value_or(0))
-                                              : cluster_.bf16_tflops;
-    if (!has_peaks_) peak = 1e-3 * measured;
+    const bool from_sheet = has_peaks_ && (format != GemmFormat::fp32 || cluster_.fp32_tflops);
+    if (format == GemmFormat::fp32 && !from_sheet) cluster_.fp32_tflops = 0;
+    double& peak = format == GemmFormat::fp32 ? *cluster_.fp32_tflops : cluster_.bf16_tflops;
+    if (!from_sheet) peak = 1e-3 * measured;
     const std::vector<planner::GemmTime> times = gemm_times(type, measured);
     planner::GemmFit fitted = planner::fit_gemms(cluster_, format, times, fill_length);
     const std::string origin = "least error over " + counted(std::ssize(times), "GEMM") + " in " +
                                std::string(name_of(type)) + ": " + significant(100 * fitted.error, 2) + " %";
-    if (!has_peaks_) {
+    if (!from_sheet) {
       peak = rounded(peak * fitted.fraction), fitted.fraction = 1;
       note(format == GemmFormat::fp32 ? "fp32_tflops" : "bf16_tflops", origin);
     } else {
@@ -164,22 +167,20 @@ class ClusterMeasurement {
       cluster_.multiprocessors = 1, cluster_.gemm_tile_rows = cluster_.gemm_tile_columns = 8;
       note("gemm_efficiency", "the peaks are what GEMMs attain");
     }
-    const GemmFormat format = type_ == DType::f32 ? GemmFormat::fp32 : GemmFormat::bf16;
-    const planner::GemmFit fitted = measure_gemms_in(type_, format);
+    const planner::GemmFit fitted = measure_gemms_in(type_, format_);
     cluster_.gemm_efficiency = rounded(std::min(1.0, fitted.fraction));
     cluster_.gemm_fill_length = fitted.fill_length;
     note("gemm_fill_length", "the same fit, in " + std::string(name_of(type_)));
     // Without a data sheet the other type is measured too; a CPU may compute bf16 in fp32.
     if (has_peaks_) return;
-    if (format == GemmFormat::fp32)
+    if (format_ == GemmFormat::fp32)
       (void)measure_gemms_in(backend_.gemm_type(DType::bf16), GemmFormat::bf16, fitted.fill_length);
     else
       (void)measure_gemms_in(DType::f32, GemmFormat::fp32, fitted.fill_length);
   }
 
   void measure_attention() {
-    const double peak =
-        1e-9 * planner::peak_flops(cluster_, type_ == DType::f32 ? GemmFormat::fp32 : GemmFormat::bf16);
+    const double peak = 1e-9 * planner::peak_flops(cluster_, format_);
     const auto fraction = [&](const std::string& pass) {
       std::vector<double> fractions;
       for (const kernels::KernelRate& kernel :
@@ -257,6 +258,19 @@ class ClusterMeasurement {
            nodes > 1 ? "all-gather over " + std::to_string(nodes) + " nodes" : "not measured: one node");
   }
 
+  // A training step takes longer than its kernels by themselves, which find their operands in the cache.
+  void measure_step() {
+    if (world_.size() > 1) return note("other_fraction", "not measured: several ranks");
+    const double gflops = 1e-9 * planner::peak_flops(cluster_, format_);
+    const config::Config step = train::with_short_step(config_, gflops);
+    const double seconds = train::measure_step(step, world_, gflops, std::max(2.0, 20 * seconds_)).seconds;
+    cluster_.other_fraction = 0;
+    const double kernels = planner::step_time(planner::run_shape(step), cluster_).seconds;
+    cluster_.other_fraction = rounded(std::clamp(seconds / kernels - 1, 0.0, 1.0));
+    note("other_fraction", "a training step of " + config_.name + ": " + significant(seconds, 3) +
+                               " s, its kernels " + significant(kernels, 3) + " s by these figures");
+  }
+
   const config::Config& config_;
   comm::World& world_;
   const double seconds_;
@@ -264,6 +278,7 @@ class ClusterMeasurement {
   std::unique_ptr<Device> device_;
   // Of the step's GEMMs.
   const DType type_;
+  const GemmFormat format_ = type_ == DType::f32 ? GemmFormat::fp32 : GemmFormat::bf16;
   const bool accelerator_ = !backend_.lies_in_host_memory;
   bool has_peaks_ = false;
   planner::Cluster cluster_;

@@ -9,11 +9,12 @@ namespace capstan::planner {
 
 namespace {
 
+// Of the logarithms of times: twice and half the measured time are errors of the same size.
 double root_mean_square(const Cluster& cluster, GemmFormat format, const std::vector<GemmTime>& times) {
   double errors = 0;
   for (const GemmTime& one : times) {
-    const double seconds = gemm_seconds(cluster, format, one.rows, one.columns, one.inner);
-    errors += (seconds / one.seconds - 1) * (seconds / one.seconds - 1);
+    const double ratio = gemm_seconds(cluster, format, one.rows, one.columns, one.inner) / one.seconds;
+    errors += std::log(ratio) * std::log(ratio);
   }
   return std::sqrt(errors / static_cast<double>(times.size()));
 }

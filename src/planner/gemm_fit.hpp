@@ -17,7 +17,7 @@ struct GemmTime {
 struct GemmFit {
   double fraction = 1;  // of the cluster's peak in the format
   double fill_length = 0;
-  double error = 0;  // root mean square of the relative errors of gemm_seconds() with both
+  double error = 0;  // root mean square of the relative errors of gemm_seconds(), small ones
 };
 // The fit with the least error, at that fill length if it is given. The cluster gives peak, tiles and
 // bandwidth; its own fraction is not used.
