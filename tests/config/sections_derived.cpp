@@ -201,8 +201,6 @@ TEST_CASE(
     return text;
   };
   CHECK(codes("quickstart", {"model=no-such-preset"}) == "C0505 ");
-  CHECK(codes("lora", {"model=no-such-preset"}) == "C0505 ");
-  CHECK(codes("lora", {}) == "C0507 ");
   CHECK(codes("quickstart", {"peft=None"}) == "C0505 ");  // with the word that would do, null
   CHECK(codes("quickstart", {"peft=null"}).empty());
   CHECK(codes("quickstart", {"model=no-such-preset", "train.train_iters=x"}) == "C0505 C0201 ");

@@ -264,11 +264,7 @@ void Composer::choose_entry() {
   const bool described = std::any_of(out_.writes.begin(), out_.writes.end(), [&](const Write& write) {
     return write.field->required && write.field->section == section->name && !write.dead;
   });
-  // A model that was given and does not exist is reported by its name.
-  const bool unknown = std::ranges::any_of(out_.diagnostics, [](const Diagnostic& problem) {
-    return problem.code == "C0505" && problem.message.starts_with("`model` ");
-  });
-  if (choices.empty() && !described && !unknown) {
+  if (choices.empty() && !described) {
     const std::vector<std::string> names(models_.begin(), models_.end());
     error("C0507", "`" + out_.recipe_name + "` needs a model, and none is given", {})
         .help("write `model=NAME`; there are settings for " + join(names, ", "))
