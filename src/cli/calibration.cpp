@@ -64,7 +64,7 @@ class ClusterMeasurement {
     cluster_.calibration = planner::Calibration::measured;
     note("calibration", "");
     measure_step();
-    return "# Measured by `capstan bench --calibrate` on " + counted(world_.size(), "rank") + ", " +
+    return "# Measured by `capstan bench --calibrate FILE` on " + counted(world_.size(), "rank") + ", " +
            records::utc_now() + ", commit " + program_commit() + ".\n" +
            planner::cluster_text(cluster_, sources_);
   }

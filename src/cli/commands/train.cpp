@@ -172,8 +172,7 @@ const Command kTrain = {
                 {"nproc", 0, "N", "start N ranks with mpirun"},
                 {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
                 {"cluster", 0, "CLUSTER",
-                 "preset or file of `capstan plan`, for an estimated time of a step in the log; default the "
-                 "preset of this GPU"},
+                 "a cluster of `plan`, for the time of a step in the log; default: that of the GPU"},
                 {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
