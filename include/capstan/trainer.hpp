@@ -23,6 +23,9 @@ struct TrainOptions {
   std::filesystem::path run_dir;
   // Continues from the newest checkpoint in run_dir. If there is none, the run starts there.
   bool resume = false;
+  // Trains also where the estimate says that a step does not fit the memory, with a warning. False: such a
+  // run ends with ErrorCode::no_fit before anything is allocated.
+  bool force = false;
 
   // Called on every rank after each step, in the thread that called run_training(). Not called for a step
   // whose spike makes the run rewind to a checkpoint (loss_spike_action=rewind); the next report is then of

@@ -124,6 +124,12 @@ double measured_copy_gbps(Device& device) {
   return rate > 500 ? rate_of(256 << 20) : rate;
 }
 
+double kernel_latency_seconds(Device& device) {
+  constexpr int64_t kFew = 256;
+  const Tensor a = noise(device, kFew), b = Tensor::zeros(device, {kFew});
+  return shortest(device, 0.02, [&] { launch(device, device.table().elementwise->cast, a, b, kFew); });
+}
+
 std::vector<NamedGemm> named_gemms(bool large_model) {
   std::vector<NamedGemm> shapes{
       {"gpt2-124m qkv forward", false, true, 4096, 2304, 768},

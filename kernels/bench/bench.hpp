@@ -30,6 +30,9 @@ double measured_gemm_gflops(Device& device, DType type = DType::f32);
 // GB/s: the best within about 0.1 s.
 double measured_copy_gbps(Device& device);
 
+// The shortest time of a kernel on few numbers: what a kernel takes in addition to its work.
+double kernel_latency_seconds(Device& device);
+
 enum class Peak : uint8_t { gemm, copy };
 struct KernelRate {
   // "attention forward 4x1024x12x64".

@@ -104,6 +104,7 @@ Outcome train_in(comm::World& world, const Config& config, const TrainOptions& o
   train::RunOptions run;
   run.run_dir = options.run_dir;
   run.resume = options.resume ? train::Resume::automatic : train::Resume::no;
+  run.force = options.force;
   run.recipe =
       train::recipe_record(resolution, config.impl().request.overrides, call_text(config.impl().request));
   run.changes_since = [&](const std::string& stored) { return train::changes_since(stored, resolution); };

@@ -14,6 +14,7 @@ constexpr Action kPlainWords[] = {
     {"start", "start it without resuming"},
     {"other_run_dir", "another run directory"},
     {"list_runs", ""},
+    {"force", "the run can be started all the same"},
     // models and adapters
     {"convert_base_to", "convert the base to"},
     {"name_base", "name the base of the adapters"},

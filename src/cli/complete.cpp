@@ -151,7 +151,7 @@ class Completer {
       add(reference, kReferenceTitle);
       // The pages of the reference would hide the other topics while no letter is typed.
       if (!word_.empty())
-        for (const config::PageTitle& page : config::reference_titles(config::schema()))
+        for (const config::PageTitle& page : config::reference_titles(config::schema(), file_pages()))
           add(reference + "/" + page.name, page.title);
     } else if (kind == "SHELL") {
       for (const char* shell : {"bash", "zsh", "fish"}) add(shell);

@@ -9,7 +9,7 @@
 #include "cli/context.hpp"
 #include "config/core/field.hpp"
 #include "config/core/library.hpp"
-#include "config/tools/reference.hpp"
+#include "planner/cluster.hpp"
 
 namespace capstan::cli {
 
@@ -111,12 +111,17 @@ std::string reference_text(const std::string& name) {
     page = name.substr(kReferenceTopic.size() + 1);
   else if (name != kReferenceTopic)
     return {};
-  const std::string text =
-      config::reference_page(config::schema(), config::Library(config::library_files(), {}), page);
+  const std::string text = config::reference_page(
+      config::schema(), config::Library(config::library_files(), {}), page, file_pages());
   return text.substr(text.empty() ? 0 : 2);
 }
 
 }  // namespace
+
+const std::vector<config::FilePage>& file_pages() {
+  static const std::vector<config::FilePage> pages{{"cluster", &planner::cluster_fields()}};
+  return pages;
+}
 
 std::string short_help(const Command& command) {
   std::string text = opening(command);
@@ -250,7 +255,7 @@ std::string help_on(const std::vector<std::string>& words) {
   for (const Command* command : all_commands()) names.emplace_back(command->name);
   for (const Topic& topic : topics()) names.emplace_back(topic.name);
   names.emplace_back(kReferenceTopic);
-  for (const config::PageTitle& one : config::reference_titles(config::schema()))
+  for (const config::PageTitle& one : config::reference_titles(config::schema(), file_pages()))
     names.push_back(std::string(kReferenceTopic) + "/" + one.name);
   std::string help = did_you_mean(name, names);
   if (help.empty()) help = near_paths_help(names_with_word(names, name));

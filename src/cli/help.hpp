@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/options.hpp"
+#include "config/tools/reference.hpp"
 
 namespace capstan::cli {
 
@@ -22,6 +23,9 @@ const std::vector<Topic>& topics();
 // The index of docs/reference/; its pages are "reference/model" …, made from the tables in the program.
 inline constexpr std::string_view kReferenceTopic = "reference";
 inline constexpr std::string_view kReferenceTitle = "every field, rule, recipe and preset";
+
+// Pages of the reference about files that are no recipes.
+const std::vector<config::FilePage>& file_pages();
 
 // Help of a command in at most 24 lines.
 std::string short_help(const Command& command);

@@ -36,6 +36,7 @@ std::span<const Action> action_flags() {
       {"start", "start it without --resume; --resume=auto starts a run or resumes it"},
       {"other_run_dir", "another run directory with --run-dir DIR"},
       {"list_runs", "; `capstan runs ls` lists the runs in ./runs"},
+      {"force", "`capstan train --force` starts the run all the same"},
       // models and adapters
       {"convert_base_to", "convert the base with --dtype"},
       {"name_base", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "config/core/compose.hpp"
 #include "config/core/convert.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/tree.hpp"
 
 namespace capstan::planner {
@@ -19,6 +20,11 @@ using config::Source;
 static void describe(config::Section<Cluster>& s) {
   s.doc("a cluster of GPUs, for `plan`");
   s.field("gpu", &Cluster::gpu).doc("name of the GPU, for reports").required();
+  s.field("device_name", &Cluster::device_name)
+      .doc("name of the GPU as its driver says it; `train` finds a preset by it");
+  s.field("device", &Cluster::device)
+      .doc(
+          "device whose kernels and allocator the memory of a plan is for: cuda, or cpu where the ranks are");
   s.field("memory", &Cluster::memory).doc("memory of one GPU").min(1).required();
   s.field("usable_memory", &Cluster::usable_memory)
       .doc("memory that the trainer can allocate: without CUDA context, NCCL buffers and the driver's part")
@@ -28,15 +34,33 @@ static void describe(config::Section<Cluster>& s) {
       .doc("dense peak of GEMMs in bf16 or fp16 with fp32 accumulation")
       .unit("TFLOP/s")
       .above(0)
+      .max(1e6)
       .required();
-  s.field("fp8_tflops", &Cluster::fp8_tflops).doc("dense peak of GEMMs in fp8").unit("TFLOP/s").above(0);
-  s.field("fp4_tflops", &Cluster::fp4_tflops).doc("dense peak of GEMMs in fp4").unit("TFLOP/s").above(0);
-  s.field("tf32_tflops", &Cluster::tf32_tflops).doc("dense peak of GEMMs in TF32").unit("TFLOP/s").above(0);
-  s.field("fp32_tflops", &Cluster::fp32_tflops).doc("peak of GEMMs in fp32").unit("TFLOP/s").above(0);
+  s.field("fp8_tflops", &Cluster::fp8_tflops)
+      .doc("dense peak of GEMMs in fp8")
+      .unit("TFLOP/s")
+      .above(0)
+      .max(1e6);
+  s.field("fp4_tflops", &Cluster::fp4_tflops)
+      .doc("dense peak of GEMMs in fp4")
+      .unit("TFLOP/s")
+      .above(0)
+      .max(1e6);
+  s.field("tf32_tflops", &Cluster::tf32_tflops)
+      .doc("dense peak of GEMMs in TF32")
+      .unit("TFLOP/s")
+      .above(0)
+      .max(1e6);
+  s.field("fp32_tflops", &Cluster::fp32_tflops)
+      .doc("peak of GEMMs in fp32")
+      .unit("TFLOP/s")
+      .above(0)
+      .max(1e6);
   s.field("memory_bandwidth", &Cluster::memory_bandwidth)
       .doc("peak bandwidth of the GPU's memory")
       .unit("GB/s")
       .above(0)
+      .max(1e9)
       .required();
   s.field("multiprocessors", &Cluster::multiprocessors)
       .doc("multiprocessors (compute units) of one GPU, over which the tiles of a GEMM are divided")
@@ -57,15 +81,18 @@ static void describe(config::Section<Cluster>& s) {
       .doc("peak bandwidth of one GPU within the fast domain, in one direction")
       .unit("GB/s")
       .above(0)
+      .max(1e9)
       .required();
   s.field("intra_peer_bandwidth", &Cluster::intra_peer_bandwidth)
       .doc("peak bandwidth between two GPUs, where each pair has a link of its own (a mesh without a switch)")
       .unit("GB/s")
-      .above(0);
+      .above(0)
+      .max(1e9);
   s.field("inter_bandwidth", &Cluster::inter_bandwidth)
       .doc("peak bandwidth of one GPU between fast domains, in one direction")
       .unit("GB/s")
       .above(0)
+      .max(1e9)
       .required();
   s.field("intra_latency", &Cluster::intra_latency)
       .doc("latency of one step of a collective within the fast domain")
@@ -82,28 +109,39 @@ static void describe(config::Section<Cluster>& s) {
 
   s.field("gemm_efficiency", &Cluster::gemm_efficiency)
       .doc("attained fraction of the peak by a large GEMM; smaller ones are derated by their tiles")
-      .fraction();
+      .fraction()
+      .above(0);
+  s.field("gemm_fill_length", &Cluster::gemm_fill_length)
+      .doc("inner dimension at which a GEMM attains half of its rate: its first iterations load operands")
+      .range(0, 65536);
   s.field("fp8_gemm_efficiency", &Cluster::fp8_gemm_efficiency)
       .doc("the same in fp8; default gemm_efficiency")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("fp4_gemm_efficiency", &Cluster::fp4_gemm_efficiency)
       .doc("the same in fp4; default gemm_efficiency")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("attention_forward_efficiency", &Cluster::attention_forward_efficiency)
       .doc("attained fraction of the bf16 peak by the forward pass of causal attention")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("attention_backward_efficiency", &Cluster::attention_backward_efficiency)
       .doc("attained fraction of the bf16 peak by the backward pass of causal attention")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("memory_efficiency", &Cluster::memory_efficiency)
       .doc("attained fraction of the memory bandwidth by kernels without a GEMM")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("intra_efficiency", &Cluster::intra_efficiency)
       .doc("attained fraction of intra_bandwidth by a large collective")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("inter_efficiency", &Cluster::inter_efficiency)
       .doc("attained fraction of inter_bandwidth by a large collective")
-      .fraction();
+      .fraction()
+      .above(0);
   s.field("kernel_latency", &Cluster::kernel_latency)
       .doc("time of a kernel in addition to its work: launch, first and last wave")
       .unit("us")
@@ -114,6 +152,20 @@ static void describe(config::Section<Cluster>& s) {
   s.field("calibration", &Cluster::calibration).doc("source of the attained fractions");
   s.field("power", &Cluster::power).doc("power of one GPU under load").unit("W").above(0);
   s.field("price_per_hour", &Cluster::price_per_hour).doc("price of one GPU for an hour").min(0);
+}
+
+std::string cluster_text(const Cluster& cluster, const std::map<std::string, std::string>& comments) {
+  const config::Value values = config::type_of<Cluster>().load(&cluster);
+  std::string text;
+  for (size_t i = 0; i < values.keys.size(); ++i) {
+    const config::FieldInfo& field = *cluster_fields().find(values.keys[i]);
+    const auto comment = comments.find(field.name);
+    if (comment == comments.end() && !field.required && values.items[i] == field.default_value) continue;
+    text += field.name + ": " + config::yaml_inline(*field.type, values.items[i]);
+    if (comment != comments.end() && !comment->second.empty()) text += "  # " + comment->second;
+    text += "\n";
+  }
+  return text;
 }
 
 const config::RecordInfo& cluster_fields() {
@@ -151,7 +203,9 @@ void check_fields(const Cluster& cluster, const Node& root, std::vector<Diagnost
             "write {2: 362, 4: 160}");
 }
 
-Cluster parse_cluster(const std::vector<Source>& sources) {
+Cluster parse_source(Source source) {
+  source.text = config::normalized(std::move(source.text));
+  const std::vector<Source> sources{std::move(source)};
   std::vector<Diagnostic> diagnostics;
   Cluster cluster;
   if (const auto root = config::parse_yaml(0, sources, diagnostics)) {
@@ -188,10 +242,23 @@ Cluster read_cluster(const std::string& name_or_file, const config::Library& lib
       source = {
           Source::Kind::file, preset->name, read_file(preset->file, config::TreeLimits::kFileBytes), {}};
   }
-  source.text = config::normalized(std::move(source.text));
-  Cluster cluster = parse_cluster({source});
+  Cluster cluster = parse_source(std::move(source));
   cluster.name = name_or_file;
   return cluster;
+}
+
+Cluster parse_cluster(std::string text, const std::string& name) {
+  Cluster cluster = parse_source({Source::Kind::file, name, std::move(text), {}});
+  cluster.name = name;
+  return cluster;
+}
+
+std::optional<Cluster> cluster_of_gpu(const std::string& device_name, const config::Library& library) {
+  if (device_name.empty()) return std::nullopt;
+  for (const auto& preset : library.presets("cluster"))
+    if (Cluster cluster = read_cluster(preset.name, library); cluster.device_name == device_name)
+      return cluster;
+  return std::nullopt;
 }
 
 }  // namespace capstan::planner

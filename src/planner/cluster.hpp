@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "config/core/field.hpp"
 #include "config/core/library.hpp"
+#include "config/sections/train.hpp"
 
 namespace capstan::planner {
 
@@ -22,6 +24,8 @@ struct Cluster {
   std::string name;
 
   std::string gpu;
+  std::optional<std::string> device_name;  // of one GPU, as its driver says it
+  config::DeviceKind device = config::DeviceKind::cuda;
   config::Bytes memory, usable_memory;
   // Dense peaks in TFLOP/s.
   double bf16_tflops = 0;
@@ -39,6 +43,8 @@ struct Cluster {
   std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
 
   double gemm_efficiency = 0.8;
+  // At an inner dimension of this length a GEMM attains half of its rate.
+  double gemm_fill_length = 256;
   std::optional<double> fp8_gemm_efficiency, fp4_gemm_efficiency;
   double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
   double memory_efficiency = 0.8;
@@ -57,6 +63,9 @@ struct Cluster {
   double uncertainty() const { return calibration == Calibration::measured ? 0.1 : 0.2; }
 };
 
+// A cluster file: every field that has no default value, and each with the text given for it as a comment.
+std::string cluster_text(const Cluster& cluster, const std::map<std::string, std::string>& comments);
+
 // The fields of a cluster, with doc, unit and range.
 const config::RecordInfo& cluster_fields();
 
@@ -65,6 +74,13 @@ const config::RecordInfo& cluster_fields();
 // at once with their locations.
 Cluster read_cluster(const std::string& name_or_file,
                      const config::Library& library = config::Library::standard());
+
+// A cluster from the text of a file, which errors call `name`.
+Cluster parse_cluster(std::string text, const std::string& name);
+
+// The preset of a GPU with that name, as its driver says it; nullopt: there is none.
+std::optional<Cluster> cluster_of_gpu(const std::string& device_name,
+                                      const config::Library& library = config::Library::standard());
 
 }  // namespace capstan::planner
 

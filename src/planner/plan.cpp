@@ -160,7 +160,7 @@ void set_warnings(Plan& plan) {
 
 Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice memory) {
   config::Config config = given;
-  config.train.device = config::DeviceKind::cuda;
+  config.train.device = cluster.device;
   train::refuse_missing_estimates(config);
   Plan plan;
   plan.shape = run_shape(config);
@@ -177,7 +177,7 @@ Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice
 }
 
 std::optional<double> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
-  config.train.device = config::DeviceKind::cuda;
+  config.train.device = cluster.device;
   const RunShape shape = run_shape(config);
   const std::vector<MemoryShape> ranks = memory_by_rank(shape);
   const auto fullest =

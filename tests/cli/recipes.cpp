@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "base/json.hpp"
 #include "process.hpp"
@@ -58,6 +59,27 @@ TEST_CASE("check refuses what train refuses") {
     CHECK(capstan::json_of(machine.out)["ok"] == false);
     CHECK(capstan::json_of(machine.out)["refused_by_train"].size() >= 1);
   }
+}
+
+TEST_CASE("each change that is proposed for a recipe that does not fit makes one that fits") {
+  const std::vector<std::string> asked = {"check", "llama3-8b", "resilience.memory_limit=70GiB",
+                                          "train.device=cuda"};
+  const Finished refused = run(asked);
+  CHECK(refused.code == 3);
+  const size_t begin = refused.err.find("= help: ddp.sharding=optim_grads (");
+  REQUIRE_MESSAGE(begin != std::string::npos, refused.err);
+  std::string help = refused.err.substr(begin + 8, refused.err.find(';', begin) - begin - 8);
+  int proposals = 0;
+  for (size_t at = 0; at != std::string::npos; ++proposals) {
+    const size_t next = help.find(", or ", at);
+    const std::string one = help.substr(at, next == std::string::npos ? next : next - at);
+    std::vector<std::string> again = asked;
+    std::istringstream words(one.substr(0, one.find(" (")));
+    for (std::string word; words >> word;) again.push_back(word);
+    CHECK_MESSAGE(run(again).code == 0, one);
+    at = next == std::string::npos ? next : next + 5;
+  }
+  CHECK(proposals >= 2);
 }
 
 TEST_CASE("check --json") {

@@ -430,7 +430,7 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   CHECK_MESSAGE(contains(shown, "loss " + trained.err.substr(at + 16, 6)), shown);
   const size_t memory = shown.find("memory");
   REQUIRE(memory != std::string::npos);
-  std::string size = shown.substr(memory + 6, shown.find('\n', memory) - memory - 6);
+  std::string size = shown.substr(memory + 6, shown.find(',', memory) - memory - 6);
   size.erase(0, size.find_first_not_of(' '));
   CHECK_MESSAGE(contains(trained.err, "| " + size + " |"), shown);
   const json run = capstan::json_of(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
@@ -439,6 +439,44 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   CHECK(run["validation_step"] == 3);
   CHECK(run["layout"] == "dp1");
   CHECK(run["test_loss"].is_null());  // mock data have no test part
+  // The estimates, beside what the first steps took.
+  CHECK_MESSAGE(contains(trained.err, "\nmemory: " + size + " measured, "), trained.err);
+  CHECK(run["memory_estimated_bytes"].get<double>() ==
+        doctest::Approx(run["memory_bytes"].get<double>()).epsilon(0.02));
+  CHECK(run["first_steps_seconds"].get<double>() > 0);
+  CHECK(run["step_estimated_seconds"].is_null());
+}
+
+TEST_CASE("a run that does not fit is refused, or forced; the estimated time is that of a plan") {
+  const ScratchDirectory scratch;
+  scratch.write(
+      "mine.yaml",
+      "gpu: mine\ndevice: cpu\nmemory: 1GiB\nusable_memory: 1GiB\nbf16_tflops: 0.1\nfp32_tflops: 0.1\n"
+      "memory_bandwidth: 10\nmultiprocessors: 1\ngpus_per_node: 1\nintra_bandwidth: 5\n"
+      "inter_bandwidth: 5\n");
+  const std::vector<std::string> small = {"train.train_iters=3", "resilience.memory_limit=100KiB",
+                                          "--run-dir", "r"};
+  const Finished refused = train_in(scratch, small);
+  CHECK(refused.code == 3);
+  CHECK_MESSAGE(contains(refused.err, "`capstan train --force` starts the run all the same"), refused.err);
+  CHECK_FALSE(fs::exists(scratch.file("r")));
+  std::vector<std::string> forced = small;
+  forced.insert(forced.end(), {"--force", "--cluster", "./mine.yaml"});
+  const Finished trained = train_in(scratch, forced);
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  CHECK_MESSAGE(contains(trained.err, "resilience.memory_limit allows 100.0 KiB; started all the same"),
+                trained.err);
+  CHECK_MESSAGE(contains(trained.err, " s estimated for ./mine.yaml\n"), trained.err);
+  const json run = capstan::json_of(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  std::vector<std::string> words = train_tiny({"--cluster", "./mine.yaml", "--json"});
+  words[0] = "plan";
+  const json plan = capstan::json_of(run_in(scratch, words).out);
+  CHECK(run["step_estimated_seconds"].get<double>() ==
+        doctest::Approx(plan["step_seconds"].get<double>()).epsilon(1e-6));
+  CHECK(run["cluster"] == "./mine.yaml");
+  // The plan of a cluster of CPUs has the memory of the CPU's kernels.
+  CHECK(plan["memory_bytes"]["total"] == run["memory_estimated_bytes"]);
+  CHECK(train_in(scratch, {"--cluster", "h10", "--run-dir", "s"}).code == 2);
 }
 
 TEST_CASE("runs show says how far a run came that stopped between two logged steps") {

@@ -54,6 +54,31 @@ TEST_CASE("a name that does not exist is an error with a similar one") {
   CHECK(holds(error_of_cluster("./no-such.yaml"), "no-such.yaml"));
 }
 
+TEST_CASE("the preset of a GPU is found by the name that its driver says") {
+  const auto found = cluster_of_gpu("NVIDIA H100 80GB HBM3");
+  REQUIRE(found);
+  CHECK(found->name == "h100");
+  CHECK(cluster_of_gpu("NVIDIA B200")->name == "b200");
+  CHECK(cluster_of_gpu("NVIDIA GB200")->name == "gb200");
+  CHECK_FALSE(cluster_of_gpu("NVIDIA H100"));
+  CHECK_FALSE(cluster_of_gpu(""));
+}
+
+TEST_CASE("the text of a cluster reads back as the same cluster, with comments") {
+  for (const auto& preset : config::Library::standard().presets("cluster")) {
+    const Cluster cluster = read_cluster(preset.name);
+    const std::string text = cluster_text(cluster, {{"memory", "data sheet"}, {"gemm_fill_length", ""}});
+    CHECK(holds(text, "  # data sheet\n"));
+    CHECK(holds(text, "\ngemm_fill_length: 256\n"));
+    CHECK_FALSE(holds(text, "gemm_tile_rows"));
+    const Cluster again = parse_cluster(text, "again.yaml");
+    CHECK(again.name == "again.yaml");
+    CHECK(cluster_text(again, {}) == cluster_text(cluster, {}));
+    CHECK(again.bf16_tflops == cluster.bf16_tflops);
+    CHECK(again.power == cluster.power);
+  }
+}
+
 TEST_CASE("all wrong fields of a file are reported with their lines") {
   const TemporaryDirectory directory;
   const std::string file = (directory.path() / "mine.yaml").string();

@@ -8,6 +8,7 @@
 
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
+#include "planner/gemm_fit.hpp"
 #include "planner/kernels.hpp"
 #include "planner/published_rows.hpp"
 
@@ -33,6 +34,25 @@ double measured_seconds(const PublishedRow& row) {
 }
 
 }  // namespace
+
+TEST_CASE("a fit of GEMMs finds the fraction and the fill length with which they were made") {
+  Cluster cluster = read_cluster("h100");
+  cluster.gemm_efficiency = 0.61, cluster.gemm_fill_length = 150, cluster.kernel_latency = 0;
+  std::vector<GemmTime> times;
+  for (const double inner : {128.0, 512.0, 1024.0, 4096.0, 16384.0})
+    for (const double side : {2048.0, 4096.0, 8192.0})
+      times.push_back(
+          {side, 2 * side, inner, gemm_seconds(cluster, GemmFormat::bf16, side, 2 * side, inner)});
+  const GemmFit exact = fit_gemms(cluster, GemmFormat::bf16, times);
+  CHECK(exact.fraction == doctest::Approx(0.61).epsilon(0.02));
+  CHECK(exact.fill_length == doctest::Approx(150).epsilon(0.1));
+  CHECK(exact.error < 0.02);
+  // Errors of 10 % in turn are the error of the fit.
+  for (size_t i = 0; i < times.size(); ++i) times[i].seconds *= i % 2 ? 1.1 : 0.9;
+  const GemmFit noisy = fit_gemms(cluster, GemmFormat::bf16, times);
+  CHECK(noisy.fraction == doctest::Approx(0.61).epsilon(0.05));
+  CHECK(noisy.error == doctest::Approx(0.1).epsilon(0.15));
+}
 
 TEST_CASE("published steps of dense models on H100 are predicted without calibration") {
   const Cluster cluster = read_cluster("h100");

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "config/resolve/resolve.hpp"
 #include "kernels/table.hpp"
 #include "models/registry.hpp"
@@ -21,6 +22,7 @@
 #include "train/setup/device.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/smaller_steps.hpp"
 #include "train/trainer/step_logger.hpp"
 #include "train/trainer/step_runner.hpp"
 #include "train/trainer/stop.hpp"
@@ -248,8 +250,11 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::no_fit);
     CHECK(error.message().find("activations") != std::string::npos);
-    CHECK(error.help().find("train.micro_batch_size=2") != std::string::npos);
-    CHECK(error.help().find("model.recompute_granularity=full") != std::string::npos);
+    CHECK(error.help().find("train.micro_batch_size=2 train.global_batch_size=4 (") != std::string::npos);
+    CHECK(error.help().find(
+              "model.recompute_granularity=selective model.recompute_modules=[core_attn,mlp] (") !=
+          std::string::npos);
+    CHECK(error.help().find("ddp.sharding") == std::string::npos);
   }
   // The proposed values fit.
   config.train.micro_batch_size = 2;
@@ -259,6 +264,62 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
                        Error);
   config.resilience.memory_limit.reset();
   CHECK_NOTHROW(check_fits(config, estimate, 0, 1));
+}
+
+namespace {
+
+// The overrides of a step that fits within so many bytes, as the search finds them first.
+std::string first_fit(const config::Config& config, int64_t bytes) {
+  const SmallerSteps found = find_smaller_steps(config, [&](const config::Config& asked) {
+    const int64_t needed = estimate_step(asked).memory.total();
+    return StepNeed{needed, needed <= bytes};
+  });
+  return found.fitting.empty() ? "none: " + join(found.smallest.overrides, " ")
+                               : join(found.fitting.front().overrides, " ");
+}
+
+}  // namespace
+
+TEST_CASE("smaller steps: one change where one is enough, else the fewest, of those that delay least") {
+  config::Config config = tiny_config(true, 2);
+  config.model.num_layers = 5;
+  config.train.device = config::DeviceKind::checked;
+  config.train.micro_batch_size = 4, config.train.global_batch_size = 8;
+  const auto bytes_of = [](const config::Config& asked) { return estimate_step(asked).memory.total(); };
+  const int64_t given = bytes_of(config);
+  config::Config sharded = config, halved = config;
+  sharded.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
+  halved.train.micro_batch_size = 2;
+  CHECK(first_fit(config, given - 1) == "ddp.sharding=optim");
+  REQUIRE(bytes_of(halved) < bytes_of(sharded));
+  CHECK(first_fit(config, bytes_of(halved)) == "train.micro_batch_size=2 train.global_batch_size=8");
+  const std::string all =
+      "ddp.sharding=optim_grads_params train.micro_batch_size=1 train.global_batch_size=8 "
+      "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1 "
+      "model.cpu_offloading=true model.cpu_offloading_num_layers=4 optimizer.optimizer_cpu_offload=true";
+  // Of a step for which nothing is enough, the offload is left out: the host's memory would be missing next.
+  CHECK(first_fit(config, 1) == "none: " + all.substr(0, all.find(" model.cpu_offloading=")));
+  // Muon's updates are not element-wise, so that its state is not offloaded.
+  const auto least = [&](bool offloads_state) {
+    config::Config smallest = config;
+    smallest.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads_params;
+    smallest.train.micro_batch_size = 1;
+    smallest.model.recompute_granularity = config::RecomputeGranularity::full;
+    smallest.model.recompute_method = config::RecomputeMethod::uniform;
+    smallest.model.recompute_num_layers = 1;
+    smallest.model.cpu_offloading = true, smallest.model.cpu_offloading_num_layers = 4;
+    smallest.optimizer.optimizer_cpu_offload = offloads_state;
+    return bytes_of(smallest);
+  };
+  REQUIRE(least(true) < least(false));
+  const std::string fewest = first_fit(config, least(true));
+  CHECK_MESSAGE(fewest.ends_with(" optimizer.optimizer_cpu_offload=true"), fewest);
+  // A recipe of one rank with experts has no other ranks to shard over, and its module is moe.
+  config::Config experts = tiny_experts_config();
+  CHECK(first_fit(experts, bytes_of(experts) - 1) == "train.micro_batch_size=1 train.global_batch_size=4");
+  experts.train.micro_batch_size = 1;
+  CHECK(first_fit(experts, bytes_of(experts) - 1) ==
+        "model.recompute_granularity=selective model.recompute_modules=[core_attn,moe]");
 }
 
 TEST_CASE("device and host have a limit each, and one memory on the CPU") {

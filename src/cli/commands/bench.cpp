@@ -3,9 +3,12 @@
 #include <memory>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "cli/calibration.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
@@ -234,12 +237,31 @@ void Bench::measure_training_step() {
         train::memory_text(step.memory) + "\nestimated:   " + train::memory_text(step.estimated) + "\n");
 }
 
+// Writes a cluster file for `plan`. The ranks of a launch measure together.
+int calibrate(Context& context, const std::string& file, const std::string& recipe) {
+  if (!context.args.words().empty() || context.args.has("json"))
+    fail(ErrorCode::usage, "--calibrate measures all that a cluster file has, and excludes NAME and --json");
+  refuse_other_content(file, "# measured by `capstan bench");
+  const config::Resolution resolution =
+      recipe_for_measuring(context, recipe, comm::launched_as().size, comm::launched_as().rank == 0);
+  const double seconds = context.args.number("seconds", 0.01, 60).value_or(0.1);
+  return run_in_world(context, resolution.config.resilience.timeout.seconds, [&](comm::World& world) {
+    const std::string text = measured_cluster(resolution.config, world, seconds);
+    if (world.rank() != 0) return 0;
+    write_file_durably(file, text);
+    put(file + "\n");
+    return 0;
+  });
+}
+
 int run_bench(Context& context) {
   const auto recipe = context.args.value("recipe");
   if (!recipe && !context.args.overrides().empty())
     fail(ErrorCode::usage,
          "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with -r RECIPE");
+  if (const auto file = context.args.value("calibrate"))
+    return calibrate(context, *file, recipe.value_or("quickstart"));
   const config::Resolution resolution = recipe_for_measuring(context, recipe.value_or("quickstart"));
   Bench bench(context, resolution);
   bench.check_names();
@@ -260,9 +282,11 @@ const Command kBench = {
     .examples = {{"bench", "machine, kernels, a training step of quickstart"},
                  {"bench attention", "only kernels with that in their name"},
                  {"bench step -r gpt2-124m train.micro_batch_size=4",
-                  "a training step of a recipe, on random tokens"}},
+                  "a training step of a recipe, on random tokens"},
+                 {"bench --calibrate mine.yaml", "GEMMs, kernels and collectives, for `plan --cluster`"}},
     .options = {{"recipe", 'r', "RECIPE", "recipe whose training step is measured; default quickstart"},
                 {"seconds", 0, "S", "seconds for each kernel; default 0.2"},
+                {"calibrate", 0, "FILE", "measure this machine, and write a cluster file for `capstan plan`"},
                 {"json", 0, "", "print one JSON object"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
@@ -270,7 +294,10 @@ const Command kBench = {
         "On a GPU (`-r RECIPE train.device=cuda`) all are measured in the recipe's compute type, by events "
         "of the device,\n"
         "also at the shapes of Llama 3 8B (8192 tokens); elsewhere these are measured where they are "
-        "named.\n",
+        "named.\n"
+        "--calibrate measures in the compute type of the recipe; under mpirun also collectives between the "
+        "ranks:\n"
+        "capstan help planning.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_bench,

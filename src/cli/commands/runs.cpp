@@ -127,7 +127,17 @@ int run_runs_show(Context& context) {
   if (details.tokens_per_second)
     table.add({"tokens/s", human_count(*details.tokens_per_second) +
                                (details.mfu ? ", MFU " + fixed(100 * *details.mfu, 0) + "%" : "")});
-  if (details.memory) table.add({"memory", human_bytes(*details.memory)});
+  if (details.memory)
+    table.add(
+        {"memory",
+         human_bytes(*details.memory) +
+             (details.memory_estimated ? ", " + human_bytes(*details.memory_estimated) + " estimated" : "")});
+  if (details.step_seconds)
+    table.add({"first steps",
+               significant(*details.step_seconds, 3) + " s each" +
+                   (details.step_estimated_seconds ? ", " + significant(*details.step_estimated_seconds, 3) +
+                                                         " s estimated for " + details.cluster
+                                                   : "")});
   std::string steps;
   for (const int64_t step : run.checkpoints) steps += (steps.empty() ? "" : ", ") + std::to_string(step);
   table.add({"checkpoints", steps.empty() ? "none" : steps});

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/help.hpp"
 #include "cli/terminal.hpp"
 #include "config/tools/json_schema.hpp"
 #include "config/tools/reference.hpp"
@@ -28,7 +29,7 @@ int run_schema(Context& context) {
     return 0;
   }
   if (const auto directory = args.value("docs")) {
-    const auto pages = config::reference_pages(schema, library);
+    const auto pages = config::reference_pages(schema, library, file_pages());
     std::filesystem::create_directories(*directory);
     for (const auto& [name, text] : pages) write_file_durably(std::filesystem::path(*directory) / name, text);
     put(*directory + ": " + std::to_string(pages.size()) + " pages\n");
@@ -61,7 +62,7 @@ const Command kSchema = {
                  {"schema --write schemas", "all of them, as files"}},
     .options = {{"write", 0, "DIR", "write recipe.schema.json and one for each section"},
                 {"docs", 0, "DIR",
-                 "write the reference in Markdown: a page for each section, rules, recipes"}},
+                 "write the reference in Markdown: a page for each section, rules, recipes, cluster files"}},
     .details =
         "An editor finds it by the comment `# yaml-language-server: $schema=PATH/recipe.schema.json` at the "
         "top of a recipe.\n",

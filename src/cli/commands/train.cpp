@@ -9,6 +9,8 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "planner/cluster.hpp"
+#include "planner/step_time.hpp"
 #include "train/records/run_dir.hpp"
 #include "train/setup/device.hpp"
 #include "train/trainer/recipe.hpp"
@@ -77,6 +79,21 @@ int train_on_ranks(const Context& context, const config::Resolution& resolution,
   return code;
 }
 
+train::TimeEstimate time_of_step(const config::Config& config, const planner::Cluster& cluster) {
+  return {planner::step_time(planner::run_shape(config), cluster).seconds, cluster.name};
+}
+
+// The time of a step on the GPU of that name; nothing: no preset has the GPU, or the number format.
+std::optional<train::TimeEstimate> time_on_gpu(const config::Config& config, const std::string& gpu) {
+  const auto cluster = planner::cluster_of_gpu(gpu);
+  if (!cluster) return std::nullopt;
+  try {
+    return time_of_step(config, *cluster);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 int run_train(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
@@ -95,6 +112,9 @@ int run_train(Context& context) {
   if (is_rank0 && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
+  std::optional<train::TimeEstimate> time;
+  if (const auto cluster = args.value("cluster"))
+    time = time_of_step(resolution.config, planner::read_cluster(*cluster));
   // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
   const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;
   if (nproc && *nproc > 1 && named_device) train::check_device(resolution.config, 0);
@@ -113,6 +133,10 @@ int run_train(Context& context) {
     options.run_dir = args.value("run-dir").value_or("");
     if (const auto resume = args.value("resume"))
       options.resume = *resume == "auto" ? train::Resume::automatic : train::Resume::existing;
+    options.force = args.has("force");
+    options.estimate_time = [&](const std::string& gpu) {
+      return time ? time : time_on_gpu(resolution.config, gpu);
+    };
     options.recipe = train::recipe_record(resolution, args.overrides(), command_text(given_command(context)));
     options.changes_since = [&](const std::string& stored) {
       return train::changes_since(stored, resolution);
@@ -146,6 +170,9 @@ const Command kTrain = {
                 {"resume", 0, "", "resume the run in that directory; =auto starts a new one if there is none",
                  "", "auto"},
                 {"nproc", 0, "N", "start N ranks with mpirun"},
+                {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
+                {"cluster", 0, "CLUSTER",
+                 "a cluster of `plan`, for the time of a step in the log; default: that of the GPU"},
                 {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "

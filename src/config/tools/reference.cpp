@@ -23,7 +23,8 @@ std::string rule_link(const Rule& rule) {
   return "[" + rule.code + "](rules.md#" + lower_case(rule.code) + "-" + rule.name + ")";
 }
 
-std::string field_entry(const Schema& schema, const FieldInfo& field) {
+// of_recipe: a field of recipes, which has an effect on a run and a version.
+std::string field_entry(const Schema& schema, const FieldInfo& field, bool of_recipe = true) {
   std::string out = "## " + field.name + "\n\n" + field.doc + "\n\n";
   const auto row = [&](const char* name, const std::string& text) {
     if (!text.empty()) out += std::string("- ") + name + ": " + text + "\n";
@@ -35,7 +36,7 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
       field.required ? "none: must be given" : code(yaml_inline(*field.type, field.default_value)));
   row("derived where unset", field.formula.empty() ? "" : code(field.formula));
   row("instead of", field.instead_of.empty() ? "" : code(field.instead_of));
-  row("effect", std::string(enum_name(field.effect)));
+  row("effect", of_recipe ? std::string(enum_name(field.effect)) : std::string());
   for (const auto& condition : field.used_when) row("read when", condition.text);
   row("only for", codes(field.variants));
   row("aliases", codes(field.aliases));
@@ -49,7 +50,7 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
     if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end())
       rules += (rules.empty() ? "" : ", ") + rule_link(rule);
   row("rules", rules);
-  row("since", field.since);
+  row("since", of_recipe ? field.since : std::string());
   const Type* type = field.type->kind == Type::Kind::list ? field.type->element : field.type;
   if (type->kind == Type::Kind::enumeration) {
     out += "\n| value | |\n|---|---|\n";
@@ -83,6 +84,15 @@ std::string section_page(const Schema& schema, const Library& library, const Sec
   if (!presets.empty())
     out += "Presets, chosen by " + code(section.name + ": NAME") + ":\n\n" + preset_table(presets);
   for (const auto& field : section.fields) out += field_entry(schema, field);
+  return out;
+}
+
+std::string file_page(const Schema& schema, const Library& library, const FilePage& file) {
+  std::string out = "# " + file.name + "\n\nReference, for users who write such files: " + file.fields->doc +
+                    ". The keys are at the top of the file.\n\n";
+  const auto presets = library.presets(file.name);
+  if (!presets.empty()) out += preset_table(presets);
+  for (const auto& field : file.fields->fields) out += field_entry(schema, field, false);
   return out;
 }
 
@@ -184,14 +194,14 @@ std::string recipes_page(const Schema& schema, const Library& library) {
   return out;
 }
 
-std::string index_page(const Schema& schema) {
+std::string index_page(const Schema& schema, const std::vector<FilePage>& files) {
   std::string out =
       "# Reference\n\n"
       "Reference, for users who write recipes. Generated from the field tables by `scripts/docs.sh`; a test "
       "keeps the pages fresh. On the command line, `capstan explain optimizer.lr` shows a field, and "
       "`capstan help reference/optimizer` a page. A field's effect is what changes with it: the numbers of "
       "the training run (math), its speed (perf), its memory, its files (io) or its reports (log).\n\n";
-  for (const PageTitle& page : reference_titles(schema))
+  for (const PageTitle& page : reference_titles(schema, files))
     out += "- [" + page.name + "](" + page.name + ".md): " + page.title + "\n";
   out +=
       "\n"
@@ -206,31 +216,36 @@ std::string index_page(const Schema& schema) {
 
 }  // namespace
 
-std::vector<PageTitle> reference_titles(const Schema& schema) {
+std::vector<PageTitle> reference_titles(const Schema& schema, const std::vector<FilePage>& files) {
   std::vector<PageTitle> titles;
   for (const auto& section : schema.sections())
     if (!section.name.empty()) titles.push_back({section.name, section.doc});
   titles.push_back({"rules", "constraints between fields, and the codes of diagnostics"});
   titles.push_back({"recipes", "the recipes and presets included with Capstan"});
+  for (const FilePage& file : files) titles.push_back({file.name, file.fields->doc});
   return titles;
 }
 
-std::string reference_page(const Schema& schema, const Library& library, const std::string& name) {
+std::string reference_page(const Schema& schema, const Library& library, const std::string& name,
+                           const std::vector<FilePage>& files) {
   const SectionInfo* section = name.empty() ? nullptr : schema.find_section(name);
-  std::string page = name == "README"    ? index_page(schema)
+  std::string page = name == "README"    ? index_page(schema, files)
                      : name == "rules"   ? rules_page(schema)
                      : name == "recipes" ? recipes_page(schema, library)
                      : section           ? section_page(schema, library, *section)
                                          : std::string();
+  for (const FilePage& file : files)
+    if (file.name == name) page = file_page(schema, library, file);
   // One line break at the end.
   while (page.ends_with("\n\n")) page.pop_back();
   return wrapped_markdown(page);
 }
 
-std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library) {
-  std::map<std::string, std::string> pages{{"README.md", reference_page(schema, library, "README")}};
-  for (const PageTitle& page : reference_titles(schema))
-    pages[page.name + ".md"] = reference_page(schema, library, page.name);
+std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library,
+                                                   const std::vector<FilePage>& files) {
+  std::map<std::string, std::string> pages{{"README.md", reference_page(schema, library, "README", files)}};
+  for (const PageTitle& page : reference_titles(schema, files))
+    pages[page.name + ".md"] = reference_page(schema, library, page.name, files);
   return pages;
 }
 

@@ -15,14 +15,21 @@ namespace capstan::config {
 struct PageTitle {
   std::string name, title;
 };
-// One for each section, "rules" and "recipes", in the order of the index.
-std::vector<PageTitle> reference_titles(const Schema& schema);
+// Fields of a file that is no recipe, and the name of its page.
+struct FilePage {
+  std::string name;
+  const RecordInfo* fields = nullptr;
+};
+// One for each section, "rules", "recipes" and each of `files`, in the order of the index.
+std::vector<PageTitle> reference_titles(const Schema& schema, const std::vector<FilePage>& files);
 
 // The page of that name; the index for "README". Empty where there is none.
-std::string reference_page(const Schema& schema, const Library& library, const std::string& name);
+std::string reference_page(const Schema& schema, const Library& library, const std::string& name,
+                           const std::vector<FilePage>& files);
 
 // File name → content: README.md (the list of pages and the fields at the top of a recipe), one page for each
-// section, rules.md (rules and diagnostic codes) and recipes.md (recipes and presets).
-std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library);
+// section, rules.md (rules and diagnostic codes), recipes.md (recipes and presets), one for each of `files`.
+std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library,
+                                                   const std::vector<FilePage>& files);
 
 }  // namespace capstan::config

@@ -201,6 +201,13 @@ RunDetails details_of(const fs::path& run) {
     details.mfu = known(row->number("mfu"));
     details.memory = known(row->memory_bytes());
   }
+  if (const auto row = last_event(metrics, "estimate")) {
+    details.memory_estimated = known(row->number("memory_estimated_bytes"));
+    details.step_seconds = known(row->number("step_seconds"));
+    details.step_estimated_seconds = known(row->number("step_estimated_seconds"));
+    for (const auto& [key, text] : row->texts)
+      if (key == "cluster") details.cluster = text;
+  }
   if (const auto row = last_event(metrics, "validation")) {
     details.validation_step = row->step;
     details.validation_loss = known(row->number("loss"));
@@ -235,8 +242,14 @@ std::string to_json(const RunSummary& run, const RunDetails& details) {
   object["tokens"] = or_null(details.tokens);
   object["tokens_per_second"] = or_null(details.tokens_per_second);
   object["mfu"] = or_null(details.mfu);
-  object["memory_bytes"] =
-      details.memory ? OrderedJson(static_cast<int64_t>(*details.memory)) : OrderedJson();
+  const auto bytes = [](const std::optional<double>& value) {
+    return value ? OrderedJson(static_cast<int64_t>(*value)) : OrderedJson();
+  };
+  object["memory_bytes"] = bytes(details.memory);
+  object["memory_estimated_bytes"] = bytes(details.memory_estimated);
+  object["first_steps_seconds"] = or_null(details.step_seconds);
+  object["step_estimated_seconds"] = or_null(details.step_estimated_seconds);
+  object["cluster"] = details.cluster.empty() ? OrderedJson() : OrderedJson(details.cluster);
   object["validation_step"] = or_null(details.validation_step);
   object["validation_loss"] = or_null(details.validation_loss);
   object["perplexity"] = or_null(details.perplexity);

@@ -67,6 +67,9 @@ struct RunDetails {
   std::optional<int64_t> tokens;
   // Values of the last logged step. memory: bytes, including the workspaces of kernels.
   std::optional<double> tokens_per_second, mfu, memory;
+  // Estimated bytes; measured and estimated seconds of one of the first steps, and for which cluster.
+  std::optional<double> memory_estimated, step_seconds, step_estimated_seconds;
+  std::string cluster;
   std::optional<int64_t> validation_step;
   std::optional<double> validation_loss, perplexity;
   // Test loss at the end of the run.

@@ -67,6 +67,12 @@ cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank) {
   return facts_of(*status.usable, local_rank % status.devices);
 }
 
+std::string gpu_name(const Device& device) {
+  const auto* const gpu = dynamic_cast<const cuda::CudaDevice*>(&device);
+  // The simulated device is none.
+  return gpu && device.type() == DeviceType::cuda ? gpu->facts().name : std::string();
+}
+
 std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, int local_ranks) {
   if (!status.usable) return std::nullopt;
   return facts_of_rank(status, 0).memory / ceil_div(std::max(1, local_ranks), status.devices);

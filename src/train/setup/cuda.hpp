@@ -45,6 +45,9 @@ std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, int local_ra
 // Makes the device of a rank. Ranks of a host that see the same devices take them in turn.
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads);
 
+// Name of the GPU that the device is, as its driver says it; empty: it is none.
+std::string gpu_name(const Device& device);
+
 // A sentence where several ranks share a GPU, else empty. Collective; every rank has a device of the same
 // kind.
 std::string shared_gpus(comm::World& world, const Device& device);

@@ -14,9 +14,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/mesh.hpp"
-#include "models/registry.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
+#include "train/trainer/smaller_steps.hpp"
 
 namespace capstan::train {
 
@@ -30,72 +30,6 @@ int64_t host_memory() {
   std::getline(std::ifstream("/sys/fs/cgroup/memory.max"), text);
   if (const auto limit = parse_int(text)) bytes = std::min(bytes, *limit);
   return bytes;
-}
-
-struct SmallerStep {
-  std::string overrides;
-  config::Config config;
-};
-
-// Changes to a smaller step, the cheapest in time first. They keep the mathematics: a smaller micro-batch
-// leaves the global one as it is, also where it follows from the other.
-std::vector<SmallerStep> smaller_steps(const config::Config& config) {
-  std::vector<SmallerStep> steps;
-  const auto add = [&](std::string overrides, const config::Config& smaller) {
-    if (!overrides.empty()) steps.push_back({overrides.substr(1), smaller});
-    const config::ModelConfig& m = smaller.model;
-    const bool selective = m.recompute_granularity == config::RecomputeGranularity::selective;
-    if (m.recompute_granularity == config::RecomputeGranularity::full &&
-        m.recompute_method == config::RecomputeMethod::uniform && m.recompute_num_layers == 1)
-      return;
-    config::Config again = smaller;
-    again.model.recompute_granularity = config::RecomputeGranularity::full;
-    again.model.recompute_method = config::RecomputeMethod::uniform;
-    again.model.recompute_num_layers = 1;
-    again.model.recompute_modules.clear();
-    overrides +=
-        " model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1";
-    if (selective && m.recompute_modules != std::vector{config::RecomputeModule::core_attn})
-      overrides += " ~model.recompute_modules";
-    steps.push_back({overrides.substr(1), again});
-  };
-  std::vector<SmallerStep> bases{{"", config}};
-  if (config.validation.eval_interval &&
-      config.validation.eval_micro_batch_size.value_or(0) > config.train.micro_batch_size) {
-    bases.push_back(
-        {" validation.eval_micro_batch_size=" + std::to_string(config.train.micro_batch_size), config});
-    bases.back().config.validation.eval_micro_batch_size = config.train.micro_batch_size;
-  }
-  if (config.checkpoint.async_save && config.checkpoint.save_interval)
-    for (size_t i = 0, count = bases.size(); i < count; ++i) {
-      SmallerStep synchronous = bases[i];
-      synchronous.overrides += " checkpoint.async_save=false";
-      synchronous.config.checkpoint.async_save = false;
-      bases.push_back(std::move(synchronous));
-    }
-  if (config.optimizer.optimizer_cpu_offload && !backend_of(config.train.device).shares_host_memory)
-    for (size_t i = 0, count = bases.size(); i < count; ++i) {
-      SmallerStep on_device = bases[i];
-      on_device.overrides += " optimizer.optimizer_cpu_offload=false";
-      on_device.config.optimizer.optimizer_cpu_offload = false;
-      bases.push_back(std::move(on_device));
-    }
-  for (const SmallerStep& base : bases)
-    for (int64_t micro = config.train.micro_batch_size; micro >= 1; micro /= 2) {
-      if (config.train.micro_batch_size % micro != 0) break;
-      config::Config smaller = base.config;
-      smaller.train.micro_batch_size = micro;
-      // Evaluation has the micro-batches of training unless the recipe says otherwise.
-      if (smaller.validation.eval_micro_batch_size == config.train.micro_batch_size)
-        smaller.validation.eval_micro_batch_size = micro;
-      const bool changed = micro != config.train.micro_batch_size;
-      add(base.overrides +
-              (changed ? " train.micro_batch_size=" + std::to_string(micro) +
-                             " train.global_batch_size=" + std::to_string(*config.train.global_batch_size)
-                       : ""),
-          smaller);
-    }
-  return steps;
 }
 
 }  // namespace
@@ -180,56 +114,88 @@ const std::pair<int64_t, StepEstimate>& largest(const RankSteps& steps, MemoryKi
 
 // Help: overrides whose step fits, each with its need of the memory that the step of the recipe exceeds.
 std::string smaller_steps_that_fit(const config::Config& config, const ExceededLimit& exceeded,
-                                   int64_t needed, int local_ranks,
-                                   const std::function<RankSteps(const config::Config&)>& steps_of) {
-  std::string help;
-  int found = 0;
-  int64_t least = needed;
-  for (const SmallerStep& step : smaller_steps(config)) {
-    const RankSteps steps = steps_of(step.config);
-    const int64_t peak = use_of(largest(steps, exceeded.kind).second, exceeded.kind).total();
-    least = std::min(least, peak);
-    if (std::any_of(steps.begin(), steps.end(), [&](const auto& rank_step) {
-          return exceeded_limit(step.config, rank_step.second, local_ranks).has_value();
-        }))
-      continue;
-    help +=
-        (help.empty() ? "" : ", or ") + step.overrides + " (" + human_bytes(static_cast<double>(peak)) + ")";
-    if (++found == 3) break;
-  }
-  if (!help.empty()) return help;
-  const bool saves_asynchronously = config.checkpoint.async_save && config.checkpoint.save_interval;
-  return std::string("neither a micro-batch of 1 nor full recomputation ") +
-         (saves_asynchronously ? "nor synchronous checkpoints (checkpoint.async_save=false) " : "") +
-         "fits (" + human_bytes(static_cast<double>(least)) +
-         "); choose a smaller model, a shorter sequence or more memory";
+                                   const std::function<StepNeed(const config::Config&)>& need_of) {
+  const SmallerSteps steps = find_smaller_steps(config, need_of);
+  const auto text = [](const SmallerStep& step) {
+    return join(step.overrides, " ") + " (" + human_bytes(static_cast<double>(step.bytes)) + ")";
+  };
+  std::vector<std::string> proposals;
+  for (const SmallerStep& step : steps.fitting) proposals.push_back(text(step));
+  if (!proposals.empty()) return join(proposals, ", or ") + "; {force}";
+  const std::string more = std::string("choose a smaller model, a shorter sequence or ") +
+                           (exceeded.kind == MemoryKind::host ? "more host memory" : "more memory");
+  if (steps.smallest.overrides.empty()) return "no override makes the step smaller; " + more + ", or {force}";
+  return "no overrides that were tried fit, not even " + text(steps.smallest) + "; " + more + ", or {force}";
 }
+
+// The steps of the ranks that a limit concerns, and the limit that they exceed.
+class MemoryCheck {
+ public:
+  MemoryCheck(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks)
+      : config_(config), estimate_(estimate), rank_(rank), local_ranks_(local_ranks) {
+    steps_ = all_stages_ ? steps_of(config) : RankSteps{{rank, estimate}};
+    for (const auto& [r, step] : steps_)
+      if (!exceeded_) exceeded_ = exceeded_limit(config, step, local_ranks);
+  }
+
+  // Empty: the step fits.
+  std::string message() const {
+    if (!exceeded_) return {};
+    const auto& [rank, step] = largest(steps_, exceeded_->kind);
+    const MemoryUse& needed = use_of(step, exceeded_->kind);
+    return "a step needs " + human_bytes(static_cast<double>(needed.total())) +
+           (exceeded_->kind == MemoryKind::host ? " of host memory" : "") +
+           (all_stages_ ? " on rank " + std::to_string(rank) : "") + " (" + memory_text(needed) + ") and " +
+           exceeded_->limit.source + " " + human_bytes(static_cast<double>(exceeded_->limit.bytes));
+  }
+
+  std::string help() const {
+    return smaller_steps_that_fit(config_, *exceeded_,
+                                  [this](const config::Config& asked) { return need_of(asked); });
+  }
+
+ private:
+  StepEstimate step_of(const config::Config& asked, int64_t rank) const {
+    return estimate_step(asked, rank, local_ranks_, estimate_.resident_data, estimate_.transport);
+  }
+  RankSteps steps_of(const config::Config& asked) const {
+    RankSteps steps;
+    for (const int64_t rank : all_stages_ ? pipeline_ranks(asked) : std::vector{rank_})
+      steps.emplace_back(rank, step_of(asked, rank));
+    return steps;
+  }
+  // The other stages matter only where the one that needs the most fits.
+  StepNeed need_of(const config::Config& asked) const {
+    const auto within = [&](const StepEstimate& one) { return !exceeded_limit(asked, one, local_ranks_); };
+    const int64_t first = largest(steps_, exceeded_->kind).first;
+    RankSteps steps{{first, step_of(asked, first)}};
+    if (all_stages_ && within(steps.front().second)) steps = steps_of(asked);
+    return {use_of(largest(steps, exceeded_->kind).second, exceeded_->kind).total(),
+            std::ranges::all_of(steps, [&](const auto& rank_step) { return within(rank_step.second); })};
+  }
+
+  const config::Config& config_;
+  const StepEstimate& estimate_;
+  const int64_t rank_;
+  const int local_ranks_;
+  // A limit of the recipe holds for every rank. All ranks come to the same answer, that of the stage that
+  // needs the most memory.
+  const bool all_stages_ = has_limit(config_) && config_.dist.pipeline_model_parallel_size > 1;
+  RankSteps steps_;
+  std::optional<ExceededLimit> exceeded_;
+};
 
 }  // namespace
 
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
-  // A limit of the recipe holds for every rank. All ranks come to the same answer, that of the stage that
-  // needs the most memory.
-  const bool all_stages = has_limit(config) && config.dist.pipeline_model_parallel_size > 1;
-  const auto steps_of = [&](const config::Config& asked) {
-    RankSteps steps;
-    for (const int64_t r : all_stages ? pipeline_ranks(asked) : std::vector{rank})
-      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.resident_data, estimate.transport));
-    return steps;
-  };
-  const RankSteps steps = all_stages ? steps_of(config) : RankSteps{{rank, estimate}};
-  std::optional<ExceededLimit> exceeded;
-  for (const auto& [r, step] : steps)
-    if (!exceeded) exceeded = exceeded_limit(config, step, local_ranks);
-  if (!exceeded) return;
-  const auto& [largest_rank, step] = largest(steps, exceeded->kind);
-  const MemoryUse& needed = use_of(step, exceeded->kind);
-  fail(ErrorCode::no_fit,
-       "a step needs " + human_bytes(static_cast<double>(needed.total())) +
-           (exceeded->kind == MemoryKind::host ? " of host memory" : "") +
-           (all_stages ? " on rank " + std::to_string(largest_rank) : "") + " (" + memory_text(needed) +
-           ") and " + exceeded->limit.source + " " + human_bytes(static_cast<double>(exceeded->limit.bytes)),
-       smaller_steps_that_fit(config, *exceeded, needed.total(), local_ranks, steps_of));
+  const MemoryCheck check(config, estimate, rank, local_ranks);
+  if (const std::string message = check.message(); !message.empty())
+    fail(ErrorCode::no_fit, message, check.help());
+}
+
+std::string memory_excess(const config::Config& config, const StepEstimate& estimate, int64_t rank,
+                          int local_ranks) {
+  return MemoryCheck(config, estimate, rank, local_ranks).message();
 }
 
 int ranks_on_one_host(const config::Config& config) {

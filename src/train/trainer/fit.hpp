@@ -39,6 +39,10 @@ std::string memory_text(const MemoryUse& use);
 // memory, with the same result on every rank.
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
+// The message of that error, without a search for overrides; empty: the step fits.
+std::string memory_excess(const config::Config& config, const StepEstimate& estimate, int64_t rank,
+                          int local_ranks);
+
 // check_fits() for a recipe whose ranks are not running, if it has a memory limit, so that `check` and
 // `show --step` refuse the same recipes as `train --nproc`. resident_data: as for estimate_step().
 void check_memory_limit(const config::Config& config, int64_t resident_data = 0);

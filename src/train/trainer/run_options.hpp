@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,12 @@ struct RecipeChange {
 // newest checkpoint. automatic: continue the run of the directory, or begin a new one.
 enum class Resume : uint8_t { no, existing, automatic };
 
+// Seconds of a step by formula, for figures of these GPUs.
+struct TimeEstimate {
+  double seconds = 0;
+  std::string cluster;
+};
+
 struct RunOptions {
   // Empty: runs/NAME.
   std::filesystem::path run_dir;
@@ -50,6 +57,11 @@ struct RunOptions {
   // Called on every rank after each step. False on any rank asks the run to save a checkpoint and stop after
   // this step.
   std::function<bool(const StepReport&)> on_step;
+  // Trains also where the estimate says that a step does not fit the memory, with a warning.
+  bool force = false;
+  // The time of a step for the log, on the GPU of that name, which is empty on other devices. An empty
+  // function, or nothing: the log has no estimate.
+  std::function<std::optional<TimeEstimate>(const std::string& gpu)> estimate_time;
   // If false, SIGINT, SIGTERM and SIGUSR1 are left to the program, as with train.exit_signal_handler=false.
   bool handle_signals = true;
   // For tests: `files` is the file system to which checkpoints are written (null: the real one), and

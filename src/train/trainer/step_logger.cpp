@@ -105,6 +105,7 @@ bool PeakThroughput::reached(double flops_per_second) {
 
 void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
   resident_data_ = estimate.resident_data;
+  estimated_memory_ = estimate.memory.total();
   const double flops_per_step = estimate.flops * static_cast<double>(runner_.micro_batches());
   flops_per_sample_ = comm::all_reduce(world_.communicator(), flops_per_step) /
                       static_cast<double>(runner_.global_batch_size());
@@ -159,6 +160,7 @@ void StepLogger::log_step(const StepResult& result) {
   last_loss_ = result.loss;
   log_memory(step);
   const int64_t samples = result.global_batch_size;
+  if (step > first_step_ + 1) compared_seconds_.add(step_seconds_, samples, timers_);
   raise_peak(flops_per_sample_ * static_cast<double>(samples) / world_.size() / step_seconds_);
   log_seconds_.add(step_seconds_, samples, timers_), events_seconds_.add(step_seconds_, samples, timers_);
   for (StepMeans* means : {&state.since_log, &state.since_events})
@@ -177,6 +179,7 @@ void StepLogger::log_step(const StepResult& result) {
     if (row_is_due) write_step_row(result, speed);
   }
   if (line_is_due) last_line_ = Clock::now();
+  compare_estimates(step);
   if (row_is_due) state.since_log = {}, log_seconds_ = {};
   if (step % config_.logger.tensorboard_log_interval == 0) {
     if (recorder_.has_events()) write_step_events(result);
@@ -240,6 +243,27 @@ void StepLogger::log_memory(int64_t step) {
     log_.line("memory: " + reserved + ", " + std::to_string(memory.system_requests - memory_requests_) +
               " of them since step " + std::to_string(step - 1));
   memory_requests_ = memory.system_requests;
+}
+
+void StepLogger::compare_estimates(int64_t step) {
+  constexpr int64_t kCompared = 3;
+  const int64_t measured = memory().total();
+  const double seconds = compared_seconds_.steps > 0 ? compared_seconds_.mean() : step_seconds_;
+  const auto bytes_text = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
+  if (step == std::min(first_step_ + kCompared, total_steps_))
+    log_.line("memory: " + bytes_text(measured) + " measured, " + bytes_text(estimated_memory_) +
+              " estimated; step " + significant(seconds, 3) + " s measured" +
+              (expected_time_ ? ", " + significant(expected_time_->seconds, 3) + " s estimated for " +
+                                    expected_time_->cluster
+                              : ""));
+  // A row depends on the step alone (log_step).
+  if (step != std::min(kCompared, total_steps_)) return;
+  records::MetricsRow row(step, "estimate");
+  row.integer("memory_bytes", measured).integer("memory_estimated_bytes", estimated_memory_);
+  row.number("step_seconds", seconds);
+  if (expected_time_)
+    row.number("step_estimated_seconds", expected_time_->seconds).text("cluster", expected_time_->cluster);
+  recorder_.write(row);
 }
 
 void StepLogger::write_step_row(const StepResult& result, const Throughput& speed) {

@@ -59,6 +59,8 @@ class StepLogger {
   // Collective. Reports parameters, FLOPs, estimated memory and estimated time. measure_gemm: measures the
   // peak GEMM throughput, without which there is no MFU.
   void report_model(const StepEstimate& estimate, bool measure_gemm);
+  // Sets the estimated time of a step, with which the third one is compared.
+  void expect_time(std::optional<TimeEstimate> time) { expected_time_ = std::move(time); }
   // Called after each step: ends the time of the step, and writes its log line and rows when they are due.
   void log_step(const StepResult& result);
   // `row_step`: after a rewind, the step from which the run continues; rows in metrics.jsonl get this step.
@@ -87,6 +89,8 @@ class StepLogger {
   // Memory use of the device; if it shares the host's memory, with the data that the host holds.
   MemoryUse memory() const;
   void log_memory(int64_t step);
+  // Compares memory and time of the first steps with their estimates.
+  void compare_estimates(int64_t step);
   void write_step_row(const StepResult& result, const Throughput& speed);
   void write_step_events(const StepResult& result);
 
@@ -108,6 +112,11 @@ class StepLogger {
   // FLOPs of a sample on all ranks, without recomputation.
   double flops_per_sample_ = 0;
   double step_seconds_ = 0, estimated_step_seconds_ = 0;
+  // Estimated memory of a step, and its estimated time on a known cluster.
+  int64_t estimated_memory_ = 0;
+  std::optional<TimeEstimate> expected_time_;
+  // Steps of this start after the first one, which is slower, until they are compared.
+  IntervalSeconds compared_seconds_;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;
   IntervalSeconds log_seconds_, events_seconds_;

@@ -154,14 +154,24 @@ void Trainer::check_ranks_agree() {
   require_same_recipe(world_, config_);
 }
 
-// Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
+// Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has, unless the
+// run is forced.
 void Trainer::estimate_memory() {
   const TransportChoice transport = choose_transport(config_, world_, gpu_of_rank(world_, config_));
+  std::string excess;
   comm::run_collectively(world_.communicator(), "estimating the memory", [&] {
     estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size(),
                                                              data_->bytes_in_memory(), transport.transport));
-    check_fits(config_, *estimate_, world_.rank(), world_.local_size());
+    if (options_.force)
+      excess = memory_excess(config_, *estimate_, world_.rank(), world_.local_size());
+    else
+      check_fits(config_, *estimate_, world_.rank(), world_.local_size());
   });
+  if (!options_.force) return;
+  const double ranks = comm::all_reduce(world_.communicator(), excess.empty() ? 0.0 : 1.0);
+  if (excess.empty() && ranks > 0)
+    excess = counted(static_cast<int64_t>(ranks), "other rank") + " lack memory for a step";
+  if (!excess.empty()) log_->warning(excess + "; started all the same");
 }
 
 void Trainer::open_loader() {
@@ -212,6 +222,8 @@ void Trainer::begin_run() {
   for (const std::string& reason : initial_->refused)
     recorder_->write(records::MetricsRow(first_step_, "checkpoint_refused").text("reason", reason));
   logger_->report_model(*estimate_, options_.measure_rate);
+  if (is_rank0() && options_.estimate_time)
+    logger_->expect_time(options_.estimate_time(gpu_name(runner_->device())));
   checkpointer_->allocate_snapshot();
   timers_->announce([this](Phase phase) {
     StopSignals::publish_phase(name_of(phase));
