@@ -1,6 +1,7 @@
 #include "cli/plan_text.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/text.hpp"
 #include "base/wording.hpp"
@@ -118,18 +119,35 @@ std::string parts_table(const Plan& plan) {
   return "\ntime of a step, of the pipeline rank that works longest:\n" + table.text();
 }
 
+// "+0.52 s (+12%)", "-1.20 s (-8%)" or "none".
+std::string price_text(const Plan& plan, const planner::Change& change) {
+  const double more = change.seconds - plan.time.seconds;
+  if (std::abs(more) < 5e-4 * plan.time.seconds) return "none";
+  return (more < 0 ? "-" : "+") + seconds_text(std::abs(more)) + " (" + (more < 0 ? "" : "+") +
+         fixed(100 * more / plan.time.seconds, 0) + "%)";
+}
+
+constexpr double kWorthAWord = 1 << 28;  // bytes
+
 std::string changes_text(const Plan& plan, const std::vector<planner::Change>& changes) {
   if (changes.empty())
-    return plan.fits
-               ? "\nno single change that was tried makes it faster by 2% and fits\n"
-               : "\nno single change that was tried makes it fit; use more GPUs, or GPUs with more memory\n";
-  std::string text = plan.fits ? "\nfaster:\n" : "\nfits with:\n";
-  for (const planner::Change& change : changes)
-    text += "  " + overrides_text(change.overrides) + "   " + seconds_text(change.seconds) + " a step (" +
-            (change.seconds >= plan.time.seconds ? "+" : "") +
-            fixed(100 * (change.seconds / plan.time.seconds - 1), 0) + "%), " + human_bytes(change.bytes) +
-            "\n";
-  return text;
+    return plan.fits ? "\nno single change that was tried makes it faster by 2% and fits\n"
+                     : "\nno change that was tried makes it fit; use more GPUs, or GPUs with more memory\n";
+  Table table;
+  std::vector<std::string> head{"step", "price", "memory", "overrides"};
+  if (!plan.fits) head.insert(head.begin(), "change");
+  table.add(std::move(head));
+  for (const planner::Change& change : changes) {
+    std::vector<std::string> row{seconds_text(change.seconds), price_text(plan, change),
+                                 human_bytes(change.bytes) + (change.exact ? "" : " by formula"),
+                                 overrides_text(change.overrides)};
+    // Buffers of the loader are not worth a word.
+    if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord)
+      row[2] += ", host " + human_bytes(change.host_bytes);
+    if (!plan.fits) row.insert(row.begin(), change.name);
+    table.add(std::move(row));
+  }
+  return std::string(plan.fits ? "\nfaster:\n" : "\nfits with:\n") + table.text();
 }
 
 }  // namespace
@@ -193,9 +211,11 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
                               {"memory_exact", plan.memory[rank].exact}});
   json["changes"] = OrderedJson::array();
   for (const planner::Change& change : changes)
-    json["changes"].push_back({{"overrides", change.overrides},
+    json["changes"].push_back({{"name", change.name},
+                               {"overrides", change.overrides},
                                {"step_seconds", change.seconds},
                                {"memory_bytes", integer(change.bytes)},
+                               {"host_memory_bytes", integer(change.host_bytes)},
                                {"memory_exact", change.exact}});
   return json;
 }

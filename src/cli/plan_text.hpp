@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "planner/plan.hpp"
+#include "planner/changes.hpp"
 #include "planner/search.hpp"
 
 namespace capstan::cli {

@@ -80,6 +80,17 @@ static void describe(config::Section<Cluster>& s) {
           "measured bus bandwidth of an all-reduce over all GPUs of N nodes in GB/s, as nccl-tests prints it "
           "({2: 362, 4: 160}); it limits collectives between nodes");
 
+  s.field("host_bandwidth", &Cluster::host_bandwidth)
+      .doc("attained bandwidth between one GPU and host memory, in one direction, for offload")
+      .unit("GB/s")
+      .above(0);
+  s.field("host_memory_bandwidth", &Cluster::host_memory_bandwidth)
+      .doc(
+          "attained bandwidth of host memory for each GPU of a node, for optimizer state that is updated "
+          "there")
+      .unit("GB/s")
+      .above(0);
+
   s.field("gemm_efficiency", &Cluster::gemm_efficiency)
       .doc("attained fraction of the peak by a large GEMM; smaller ones are derated by their tiles")
       .fraction();

@@ -38,6 +38,10 @@ struct Cluster {
   // GB/s of an all-reduce by the number of nodes.
   std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
 
+  // GB/s of one GPU in one direction, and of the host's memory for each GPU, as attained; both assumed unless
+  // given.
+  double host_bandwidth = 25, host_memory_bandwidth = 40;
+
   double gemm_efficiency = 0.8;
   std::optional<double> fp8_gemm_efficiency, fp4_gemm_efficiency;
   double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;

@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "planner/memory.hpp"
+#include "planner/overrides.hpp"
 
 namespace capstan::planner {
 
@@ -21,7 +22,7 @@ struct Scored {
   double seconds = 0, bytes = 0;
 };
 
-// 1, 2, 4, … up to `most`, and all other divisors of `number` up to it.
+// Divisors of `number` up to `most`.
 std::vector<int64_t> sizes(int64_t number, int64_t most) {
   std::vector<int64_t> found;
   for (int64_t size = 1; size <= std::min(number, most); ++size)
@@ -36,7 +37,7 @@ class Enumeration {
 
   void run() {
     for (const int64_t tp : sizes(gpus_, cluster_.fast_domain())) {
-      if (!tensor_divides(tp)) continue;
+      if (!divides_tensors(base_, tp)) continue;
       for (const int64_t pp : sizes(gpus_ / tp, base_.layers + 2))
         for (const int64_t cp : sizes(gpus_ / (tp * pp), 32)) {
           if (cp > 1 && (base_.seq % (2 * cp) != 0 || base_.seq / cp < 1024)) continue;
@@ -49,11 +50,6 @@ class Enumeration {
   std::vector<Scored> fitting;
 
  private:
-  bool tensor_divides(int64_t tp) const {
-    const bool groups = base_.latent || base_.kv_groups % tp == 0 || tp % base_.kv_groups == 0;
-    return base_.heads % tp == 0 && groups && base_.ffn % tp == 0 && base_.vocab % tp == 0;
-  }
-
   std::vector<int64_t> expert_sizes(int64_t tp, int64_t pp) const {
     if (!base_.experts) return {1};
     std::vector<int64_t> found;
@@ -72,7 +68,7 @@ class Enumeration {
       for (const int64_t vpp : sizes(base_.layers + 2, pp > 1 ? 16 : 1)) {
         s.vpp = vpp;
         s.schedule = vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
-        if ((vpp > 1 && s.micro_batches() % pp != 0) || !split(s)) continue;
+        if ((vpp > 1 && s.micro_batches() % pp != 0) || !divide_layers(s)) continue;
         for (const ShardingStrategy sharding :
              {ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
           // Without replicas nothing is sharded; with a pipeline each micro-batch would gather all again.
@@ -88,26 +84,9 @@ class Enumeration {
     }
   }
 
-  // An even split of the layers, or of layers, embedding and output layer together.
-  static bool split(RunShape& s) {
-    const int64_t stages = s.pp * s.vpp;
-    if (s.layers % stages == 0) {
-      split_evenly(s);
-      return true;
-    }
-    if (s.pp == 1 || (s.layers + 2) % stages != 0 || s.layers + 2 == stages) return false;
-    RunShape longer = s;
-    longer.layers += 2;
-    split_evenly(longer);
-    s.stages = std::move(longer.stages), s.stage_ranks = std::move(longer.stage_ranks);
-    for (StageShape* stage : {&s.stages.front(), &s.stages.back()})
-      --(stage->dense_layers > 0 ? stage->dense_layers : stage->expert_layers);
-    return true;
-  }
-
   void score(const RunShape& s) {
     ++tried;
-    const double bytes = fullest_by_formula(s);
+    const double bytes = fullest_by_formula(s).total();
     if (bytes > static_cast<double>(cluster_.usable_memory.value)) return;
     fitting.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
   }
@@ -116,62 +95,6 @@ class Enumeration {
   const Cluster& cluster_;
   const int64_t gpus_;
 };
-
-// Overrides that turn the recipe into the shape.
-std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
-  std::vector<std::string> words;
-  const auto number = [&](const char* field, int64_t before, int64_t value) {
-    if (before != value) words.push_back(field + std::to_string(value));
-  };
-  number("dist.tp=", base.tp, s.tp);
-  if (base.sequence_parallel != s.sequence_parallel)
-    words.push_back(std::string("dist.sp=") + (s.sequence_parallel ? "true" : "false"));
-  number("dist.pp=", base.pp, s.pp);
-  if (base.vpp != s.vpp) words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
-  if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0) {
-    words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
-    words.emplace_back("dist.account_for_loss_in_pipeline_split=true");
-  }
-  number("dist.cp=", base.cp, s.cp);
-  if (s.experts) {
-    number("dist.ep=", base.ep, s.ep);
-    // Unless it is given, that of dense layers.
-    if (s.tp > 1 || base.etp > 1) words.emplace_back("dist.etp=1");
-  }
-  if (base.sharding != s.sharding)
-    words.emplace_back(s.sharding == ShardingStrategy::optim ? "ddp=zero1" : "ddp=zero3");
-  number("train.micro_batch_size=", base.micro_batch, s.micro_batch);
-  if (s.recompute.full && !(base.recompute.full && base.recompute.layers < 0))
-    words.insert(words.end(), {"model.recompute_granularity=full", "model.recompute_method=uniform",
-                               "model.recompute_num_layers=1"});
-  if (!s.recompute.full && base.recompute.any())
-    words.insert(words.end(), {"model.recompute_granularity=null", "model.recompute_method=null",
-                               "model.recompute_num_layers=null", "~model.recompute_modules"});
-  return words;
-}
-
-// The recipe of a layout: as it is, or without a split that the recipe writes down.
-std::optional<config::Config> legal(const Resolver& resolve, std::vector<std::string>& overrides,
-                                    int64_t global_batch) {
-  const std::vector<std::vector<std::string>> further = {
-      {},
-      {"dist.pipeline_model_parallel_layout=null"},
-      {"dist.account_for_embedding_in_pipeline_split=false",
-       "dist.account_for_loss_in_pipeline_split=false"}};
-  for (const auto& words : further) {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), words.begin(), words.end());
-    auto config = resolve(all);
-    if (config && config->train.global_batch_size != global_batch) {
-      all.push_back("train.global_batch_size=" + std::to_string(global_batch));
-      config = resolve(all);
-    }
-    if (!config) continue;
-    overrides = std::move(all);
-    return config;
-  }
-  return std::nullopt;
-}
 
 // Whether two layouts differ in nothing but how samples are divided, with the same time: context parallelism
 // with a larger micro-batch instead of data parallelism.
@@ -216,12 +139,12 @@ SearchResult search_layouts(const config::Config& config, const Cluster& cluster
     if (result.layouts.size() == most) break;
     Layout layout;
     layout.overrides = overrides_of(base, one.shape);
-    const auto legal_config = legal(resolve, layout.overrides, base.global_batch);
+    const auto legal_config = legal_recipe(resolve, layout.overrides, base.global_batch);
     if (!legal_config) continue;
     layout.shape = run_shape(*legal_config);
-    layout.bytes = fullest_by_formula(layout.shape);
+    layout.bytes = fullest_by_formula(layout.shape).total();
     if (const auto exact = exact_fullest(*legal_config, cluster, passes))
-      layout.bytes = *exact, layout.exact = true;
+      layout.bytes = exact->total(), layout.exact = true;
     if (layout.bytes > static_cast<double>(cluster.usable_memory.value)) continue;
     layout.time = step_time(layout.shape, cluster);
     result.layouts.push_back(std::move(layout));

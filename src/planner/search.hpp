@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/overrides.hpp"
 #include "planner/plan.hpp"
 
 namespace capstan::planner {

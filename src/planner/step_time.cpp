@@ -126,7 +126,13 @@ double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParamete
     parameters = p.dense / real(s.dp * s.cp) + p.experts / real(std::max<int64_t>(1, s.expert_dp()));
   // The gradient is read for the norm and for the update; the state is read and written.
   const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
-  return memory_seconds(c, parameters * (2 * s.gradient_bytes + main + 2 * s.moment_bytes), 10);
+  const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
+  const double on_host = s.frozen_base ? 0 : s.offloaded_state * parameters, on_device = parameters - on_host;
+  const double device = memory_seconds(c, parameters * norm + on_device * update, 10);
+  if (on_host == 0) return device;
+  // Copies in both directions, the host's update and the device's run at the same time, bucket after bucket.
+  const double copied = on_host * std::max(s.gradient_bytes, s.parameter_bytes) / (1e9 * c.host_bandwidth);
+  return std::max({device, copied, on_host * update / (1e9 * c.host_memory_bandwidth)});
 }
 
 }  // namespace
@@ -178,6 +184,7 @@ std::vector<std::pair<std::string, double>> exposed_parts(const StepTime& t) {
           {"tensor_parallel", t.work.tensor},
           {"context_parallel", t.work.context},
           {"expert_parallel", t.work.expert},
+          {"activation_offload", t.work.offload},
           {"pipeline_transfers", t.transfers},
           {"pipeline_bubble", t.bubble},
           {"data_parallel", t.data},

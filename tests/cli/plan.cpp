@@ -64,6 +64,28 @@ TEST_CASE("a plan that does not fit ends with code 3 and overrides that fit") {
   CHECK(run(words).code == 0);
 }
 
+TEST_CASE("a plan for GPUs with another memory lists the changes after which it fits, cheapest first") {
+  const auto plan = run({"plan", "llama3-8b", "--gpu-memory", "40GB", "--json"});
+  CHECK(plan.code == 3);
+  const Json object = json_of(plan.out);
+  // What CUDA, NCCL and the driver take of an H100 is taken from these too.
+  CHECK(object["usable_memory_bytes"] == 40'000'000'000 - (int64_t{3} << 30));
+  REQUIRE(object["changes"].size() >= 2);
+  double before = 0;
+  for (const auto& change : object["changes"]) {
+    CHECK_FALSE(change["name"].get<std::string>().empty());
+    CHECK(change["memory_bytes"] <= object["usable_memory_bytes"]);
+    CHECK(change["step_seconds"] >= before);
+    before = change["step_seconds"];
+  }
+  const auto little = run({"plan", "llama3-8b", "--gpu-memory", "2GB"});
+  CHECK(little.code == 2);
+  CHECK(holds(little.err, "--gpu-memory 2GB is not more than the 3.00 GiB that CUDA, NCCL and the driver"));
+  const auto unit = run({"plan", "llama3-8b", "--gpu-memory", "40G"});
+  CHECK(unit.code == 2);
+  CHECK(holds(unit.err, "--gpu-memory 40G is ambiguous"));
+}
+
 TEST_CASE("wrong clusters and numbers of GPUs are errors of the command line") {
   const auto unknown = run({"plan", "llama3-8b", "--cluster", "h10"});
   CHECK(unknown.code == 2);

@@ -1,12 +1,15 @@
 // capstan plan
 
-#include "planner/plan.hpp"
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/plan_text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "config/core/convert.hpp"
+#include "planner/plan.hpp"
 
 namespace capstan::cli {
 
@@ -20,10 +23,27 @@ planner::MemoryChoice memory_choice(const Arguments& args) {
 
 std::string no_fit_help(const std::vector<planner::Change>& changes) {
   std::string help;
-  for (const planner::Change& change : changes)
-    help += (help.empty() ? "" : ", or ") + overrides_text(change.overrides) + " (" +
-            human_bytes(change.bytes) + ")";
+  for (size_t i = 0; i < std::min<size_t>(3, changes.size()); ++i)
+    help += (help.empty() ? "" : ", or ") + overrides_text(changes[i].overrides) + " (" +
+            human_bytes(changes[i].bytes) + ")";
   return help.empty() ? "use more GPUs, or GPUs with more memory" : help;
+}
+
+// --cluster, with the memory of --gpu-memory: the cluster's other memory stays as it is.
+planner::Cluster cluster_argument(const Arguments& args) {
+  planner::Cluster cluster = planner::read_cluster(args.value("cluster").value_or("h100"));
+  if (!args.has("gpu-memory")) return cluster;
+  config::TextProblem problem;
+  const std::string text = *args.value("gpu-memory");
+  const auto given = config::bytes_from_text(text, problem);
+  if (!given) fail(ErrorCode::usage, "--gpu-memory " + text + " " + problem.message, problem.help);
+  const int64_t taken = cluster.memory.value - cluster.usable_memory.value;
+  if (*given <= taken)
+    fail(ErrorCode::usage, "--gpu-memory " + text + " is not more than the " +
+                               human_bytes(static_cast<double>(taken)) +
+                               " that CUDA, NCCL and the driver take on " + cluster.name);
+  cluster.memory.value = *given, cluster.usable_memory.value = *given - taken;
+  return cluster;
 }
 
 // The recipe to search from. Its own layout need not divide the number of GPUs.
@@ -54,17 +74,18 @@ int run_plan(Context& context) {
   if (args.has("gpus") && args.has("ranks"))
     fail(ErrorCode::usage, "--gpus and --ranks are the same: give one of them");
   const auto gpus = args.has("gpus") ? args.integer("gpus", 1, 1 << 24) : ranks_argument(context);
-  const planner::Cluster cluster = planner::read_cluster(args.value("cluster").value_or("h100"));
+  const planner::Cluster cluster = cluster_argument(args);
   if (args.has("search")) {
     if (args.has("memory")) fail(ErrorCode::usage, "--search and --memory exclude each other");
     return run_search(context, recipe, gpus, cluster);
   }
   const config::Resolution resolution = require_recipe(context, recipe, gpus);
   const planner::Plan plan = planner::make_plan(resolution.config, cluster, memory_choice(args));
+  const planner::Resolver resolve = [&](const std::vector<std::string>& overrides) {
+    return resolve_with(context, recipe, gpus, overrides);
+  };
   const std::vector<planner::Change> changes =
-      planner::find_changes(plan, [&](const std::vector<std::string>& overrides) {
-        return resolve_with(context, recipe, gpus, overrides);
-      });
+      plan.fits ? planner::faster_changes(plan, resolve) : planner::ways_to_fit(plan, resolve);
   put(args.has("json") ? dump_json(plan_json(resolution.recipe_name, plan, changes), 2) + "\n"
                        : plan_text(resolution.recipe_name, plan, changes));
   if (!plan.fits)
@@ -88,6 +109,7 @@ const Command kPlan = {
          {"ranks", 0, "N", "the same as --gpus"},
          {"cluster", 0, "CLUSTER",
           "the GPUs: a preset (capstan recipe ls cluster) or a file with its fields; default h100"},
+         {"gpu-memory", 0, "SIZE", "the memory of one GPU, such as 40GB, instead of the cluster's"},
          {"memory", 0, "KIND",
           "how memory is found: auto (default), exact (the trainer's step on the meta device) or formula", "",
           "auto exact formula"},
