@@ -220,6 +220,19 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
   return json;
 }
 
+// "recomputation +1.20 s, pipeline bubble -310.0 ms": the parts that differ most from the first layout.
+static std::string differences_text(const planner::Layout& best, const planner::Layout& other) {
+  std::string text;
+  const auto parts = planner::differences(best, other);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto& [name, seconds] = parts[i];
+    if (std::abs(seconds) < 0.1 * std::abs(parts[0].second) || std::abs(seconds) < 1e-6) break;
+    text += (i == 0 ? "" : ", ") + part_name(name) + (seconds < 0 ? " -" : " +") +
+            seconds_text(std::abs(seconds));
+  }
+  return text;
+}
+
 std::string search_text(const std::string& recipe, const planner::Cluster& cluster,
                         const planner::SearchResult& result) {
   std::string text = recipe + " on " + cluster.name + ": " + with_separators(result.tried) +
@@ -227,7 +240,7 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
   if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
   Table table;
   table.add({"", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro-batch", "recompute", "step", "MFU",
-             "memory", "slower because of"});
+             "memory", "front", "differs from the first by"});
   const planner::Layout& best = result.layouts.front();
   for (size_t i = 0; i < result.layouts.size(); ++i) {
     const planner::Layout& one = result.layouts[i];
@@ -240,11 +253,18 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
     row.push_back(seconds_text(one.time.seconds));
     row.push_back(percent_text(planner::model_flops_utilization(s, cluster, one.time.seconds)));
     row.push_back(human_bytes(one.bytes) + (one.exact ? "" : " by formula"));
-    row.push_back(i == 0 ? "" : planner::slower_by(best, one));
+    row.emplace_back(one.on_front ? "*" : "");
+    row.push_back(i == 0 ? "" : differences_text(best, one));
     table.add(std::move(row));
   }
-  text += "\n" + table.text() + "\nthe first: ";
-  return text + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) + "\n";
+  text += "\n" + table.text() +
+          "\nfront *: no other layout of the list is faster with as little memory, or as fast with less\n";
+  text += "the first: " + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) +
+          "\n";
+  for (size_t i = 1; i < result.layouts.size(); ++i)
+    if (result.layouts[i].on_front)
+      text += std::to_string(i + 1) + ": " + overrides_text(result.layouts[i].overrides) + "\n";
+  return text;
 }
 
 OrderedJson search_json(const std::string& recipe, const planner::Cluster& cluster,
@@ -255,17 +275,22 @@ OrderedJson search_json(const std::string& recipe, const planner::Cluster& clust
                       {"tried", result.tried},
                       {"fitting", result.fitting}};
   json["layouts"] = OrderedJson::array();
-  for (const planner::Layout& one : result.layouts)
-    json["layouts"].push_back(
-        {{"overrides", one.overrides},
-         {"fits", true},
-         {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
-         {"memory_exact", one.exact},
-         {"step_seconds", one.time.seconds},
-         {"step_seconds_range", {one.time.fastest, one.time.slowest}},
-         {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
-         {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
-         {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}});
+  for (const planner::Layout& one : result.layouts) {
+    OrderedJson layout = {{"overrides", one.overrides},
+                          {"fits", true},
+                          {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
+                          {"memory_exact", one.exact},
+                          {"pareto_front", one.on_front},
+                          {"step_seconds", one.time.seconds},
+                          {"step_seconds_range", {one.time.fastest, one.time.slowest}},
+                          {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
+                          {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
+                          {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}};
+    layout["seconds_more_than_first"] = OrderedJson::object();
+    for (const auto& [name, seconds] : planner::differences(result.layouts.front(), one))
+      layout["seconds_more_than_first"][name] = seconds;
+    json["layouts"].push_back(std::move(layout));
+  }
   return json;
 }
 

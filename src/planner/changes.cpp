@@ -118,10 +118,11 @@ void add_parallelism(std::vector<Idea>& ideas, const RunShape& base, const Clust
 
 void add_recomputation(std::vector<Idea>& ideas, const RunShape& base) {
   const auto add = [&](RecomputeShape recompute) {
-    if (recompute != base.recompute) ideas.push_back({Kind::recomputation, [recompute](RunShape& s) {
-                                                        s.recompute = recompute;
-                                                        return true;
-                                                      }});
+    if (recompute != base.recompute)
+      ideas.push_back({Kind::recomputation, [recompute](RunShape& s) {
+                         s.recompute = recompute;
+                         return true;
+                       }});
   };
   if (base.recompute.full && base.recompute.layers < 0) return;
   if (!base.recompute.full) {
@@ -167,7 +168,8 @@ std::vector<Idea> ideas_of(const RunShape& base, const Cluster& cluster) {
   for (const auto sharding : {optim, optim_grads, optim_grads_params})
     ideas.push_back({Kind::sharding, [sharding](RunShape& s) {
                        // With a pipeline ZeRO 2 and 3 would communicate for each micro-batch.
-                       if (sharding <= s.sharding || s.frozen_base || (sharding > optim && s.pp > 1)) return false;
+                       if (sharding <= s.sharding || s.frozen_base || (sharding > optim && s.pp > 1))
+                         return false;
                        s.sharding = sharding, s.overlap_grad_reduce = s.overlap_param_gather = true;
                        return true;
                      }});
@@ -281,7 +283,8 @@ std::vector<Change> ways_to_fit(const Plan& plan, const Resolver& resolve, size_
   Combinations combinations(plan, pricing);
   std::vector<Change> changes;
   for (int count = 1; count <= kMostKinds && (count <= 2 || changes.empty()); ++count) {
-    const double fastest = changes.empty() ? 0 : std::min_element(changes.begin(), changes.end(), is_faster)->seconds;
+    const double fastest =
+        changes.empty() ? 0 : std::min_element(changes.begin(), changes.end(), is_faster)->seconds;
     std::vector<uint32_t> kinds;
     int trials = 0;
     for (const auto& fitting : combinations.of(count)) {

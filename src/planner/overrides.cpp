@@ -97,8 +97,8 @@ std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
   add_layout(words, base, s);
   add_recomputation(words, base, s);
   if (s.offloaded_layers != base.offloaded_layers)
-    words.insert(words.end(), {"model.cpu_offloading=true", "model.cpu_offloading_num_layers=" +
-                                                                std::to_string(s.offloaded_layers)});
+    words.insert(words.end(), {"model.cpu_offloading=true",
+                               "model.cpu_offloading_num_layers=" + std::to_string(s.offloaded_layers)});
   if (s.offloaded_state != base.offloaded_state) {
     words.emplace_back("optimizer.optimizer_cpu_offload=true");
     if (base.offloaded_state > 0) words.emplace_back("optimizer.optimizer_offload_fraction=1");

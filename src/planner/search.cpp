@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/text.hpp"
 #include "planner/memory.hpp"
 #include "planner/overrides.hpp"
 
@@ -118,6 +117,76 @@ std::vector<Scored> without_variants(const std::vector<Scored>& scored) {
   return kept;
 }
 
+bool is_faster(const Scored& a, const Scored& b) {
+  return a.seconds < b.seconds;
+}
+
+// The layouts that no other beats in time and memory by formula, the fastest first.
+std::vector<Scored> front_of(std::vector<Scored> scored) {
+  std::stable_sort(scored.begin(), scored.end(), is_faster);
+  std::vector<Scored> front;
+  for (const Scored& one : scored)
+    if (front.empty() || one.bytes < front.back().bytes) front.push_back(one);
+  return front;
+}
+
+// The fastest by the simulated pipeline, without variants.
+std::vector<Scored> fastest_of(std::vector<Scored> scored, const Cluster& cluster) {
+  const size_t simulated = std::min(kSimulated, scored.size());
+  std::partial_sort(scored.begin(), scored.begin() + static_cast<std::ptrdiff_t>(simulated), scored.end(),
+                    is_faster);
+  scored.resize(simulated);
+  for (Scored& one : scored) one.seconds = step_time(one.shape, cluster).seconds;
+  std::stable_sort(scored.begin(), scored.end(), is_faster);
+  return without_variants(scored);
+}
+
+// Turns scored layouts into recipes.
+class LayoutList {
+ public:
+  LayoutList(const RunShape& base, const Cluster& cluster, const Resolver& resolve)
+      : base_(base), cluster_(cluster), resolve_(resolve) {}
+
+  // False: it is not a legal recipe, does not fit, or is in the list. passes: as of exact_fullest().
+  bool add(const Scored& one, int64_t& passes) {
+    Layout layout;
+    layout.overrides = overrides_of(base_, one.shape);
+    const auto config = legal_recipe(resolve_, layout.overrides, base_.global_batch);
+    if (!config || std::any_of(layouts.begin(), layouts.end(),
+                               [&](const Layout& other) { return other.overrides == layout.overrides; }))
+      return false;
+    layout.shape = run_shape(*config);
+    layout.bytes = fullest_by_formula(layout.shape).total();
+    if (const auto exact = exact_fullest(*config, cluster_, passes))
+      layout.bytes = exact->total(), layout.exact = true;
+    if (layout.bytes > static_cast<double>(cluster_.usable_memory.value)) return false;
+    layout.time = step_time(layout.shape, cluster_);
+    layouts.push_back(std::move(layout));
+    return true;
+  }
+
+  std::vector<Layout> layouts;
+
+ private:
+  const RunShape& base_;
+  const Cluster& cluster_;
+  const Resolver& resolve_;
+};
+
+// Adds layouts of the front with less memory than those of the list, at about equal ratios of their memory.
+void add_front(LayoutList& list, const std::vector<Scored>& front) {
+  if (front.empty()) return;
+  double below = front.front().bytes;
+  const double ratio = std::pow(front.back().bytes / below, 1.0 / static_cast<double>(kFrontLayouts));
+  int64_t passes = kAffordablePasses / 2;
+  for (size_t i = 0, added = 0; i < front.size() && added < kFrontLayouts; ++i) {
+    // The one with the least memory ends the front.
+    if (front[i].bytes > below * ratio * 1.001 && i + 1 < front.size()) continue;
+    if (list.add(front[i], passes)) ++added;
+    below = front[i].bytes;
+  }
+}
+
 }  // namespace
 
 SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
@@ -127,42 +196,39 @@ SearchResult search_layouts(const config::Config& config, const Cluster& cluster
   all.run();
   SearchResult result;
   result.tried = all.tried, result.fitting = std::ssize(all.fitting);
-  const auto faster = [](const Scored& a, const Scored& b) { return a.seconds < b.seconds; };
-  const size_t simulated = std::min(kSimulated, all.fitting.size());
-  std::partial_sort(all.fitting.begin(), all.fitting.begin() + static_cast<std::ptrdiff_t>(simulated),
-                    all.fitting.end(), faster);
-  all.fitting.resize(simulated);
-  for (Scored& one : all.fitting) one.seconds = step_time(one.shape, cluster).seconds;
-  std::stable_sort(all.fitting.begin(), all.fitting.end(), faster);
+  LayoutList list(base, cluster, resolve);
+  const std::vector<Scored> front = front_of(all.fitting);
   int64_t passes = 2 * kAffordablePasses;
-  for (const Scored& one : without_variants(all.fitting)) {
-    if (result.layouts.size() == most) break;
-    Layout layout;
-    layout.overrides = overrides_of(base, one.shape);
-    const auto legal_config = legal_recipe(resolve, layout.overrides, base.global_batch);
-    if (!legal_config) continue;
-    layout.shape = run_shape(*legal_config);
-    layout.bytes = fullest_by_formula(layout.shape).total();
-    if (const auto exact = exact_fullest(*legal_config, cluster, passes))
-      layout.bytes = exact->total(), layout.exact = true;
-    if (layout.bytes > static_cast<double>(cluster.usable_memory.value)) continue;
-    layout.time = step_time(layout.shape, cluster);
-    result.layouts.push_back(std::move(layout));
+  for (const Scored& one : fastest_of(std::move(all.fitting), cluster)) {
+    if (list.layouts.size() == most) break;
+    list.add(one, passes);
   }
+  add_front(list, front);
+  result.layouts = std::move(list.layouts);
   std::stable_sort(result.layouts.begin(), result.layouts.end(),
                    [](const Layout& a, const Layout& b) { return a.time.seconds < b.time.seconds; });
+  mark_front(result.layouts);
   return result;
 }
 
-std::string slower_by(const Layout& best, const Layout& other) {
-  const auto before = exposed_parts(best.time), after = exposed_parts(other.time);
-  size_t most = 0;
-  for (size_t i = 0; i < after.size(); ++i)
-    if (after[i].second - before[i].second > after[most].second - before[most].second) most = i;
-  std::string name = after[most].first;
-  std::replace(name.begin(), name.end(), '_', ' ');
-  const double seconds = after[most].second - before[most].second;
-  return name + ": " + (seconds < 0.1 ? fixed(1e3 * seconds, 1) + " ms" : fixed(seconds, 2) + " s") + " more";
+void mark_front(std::vector<Layout>& layouts) {
+  constexpr double kEqual = 1.005;
+  const auto beats = [&](const Layout& a, const Layout& b) {
+    const double slower = a.time.seconds / b.time.seconds, larger = a.bytes / b.bytes;
+    return std::max(slower, larger) <= kEqual && std::min(slower, larger) * kEqual < 1;
+  };
+  for (Layout& one : layouts)
+    one.on_front =
+        std::none_of(layouts.begin(), layouts.end(), [&](const Layout& other) { return beats(other, one); });
+}
+
+std::vector<std::pair<std::string, double>> differences(const Layout& best, const Layout& other) {
+  const auto before = exposed_parts(best.time);
+  auto parts = exposed_parts(other.time);
+  for (size_t i = 0; i < parts.size(); ++i) parts[i].second -= before[i].second;
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
+  return parts;
 }
 
 }  // namespace capstan::planner

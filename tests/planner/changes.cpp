@@ -1,4 +1,4 @@
-// Changes after which a run fits, and offload by formula.
+// Changes after which a run fits, offload by formula, and the Pareto front of layouts.
 #include "planner/changes.hpp"
 
 #include <doctest/doctest.h>
@@ -8,6 +8,7 @@
 #include "config/resolve/resolve.hpp"
 #include "planner/counts.hpp"
 #include "planner/memory.hpp"
+#include "planner/search.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
@@ -127,4 +128,19 @@ TEST_CASE("offload costs what its copies and the host's update cost") {
   CHECK(fast.work.offload == 0);
   shape.offloaded_layers = 0;
   CHECK(fast.seconds == doctest::Approx(step_time(shape, cluster).seconds));
+}
+
+TEST_CASE("a layout is on the front unless another one beats it by half a percent") {
+  const auto layout = [](double seconds, double bytes) {
+    Layout one;
+    one.time.seconds = seconds, one.bytes = bytes;
+    return one;
+  };
+  // Faster, smaller, beaten by the first, beaten by the second, hardly smaller than the first but slower.
+  std::vector<Layout> layouts = {layout(10, 60),     layout(12, 40),     layout(11, 61),
+                                 layout(12.5, 40.1), layout(10.5, 59.9), layout(30, 20)};
+  mark_front(layouts);
+  std::vector<bool> front;
+  for (const Layout& one : layouts) front.push_back(one.on_front);
+  CHECK(front == std::vector<bool>{true, true, false, false, false, true});
 }
