@@ -125,6 +125,21 @@ static void describe(config::Section<Cluster>& s) {
   s.field("calibration", &Cluster::calibration).doc("source of the attained fractions");
   s.field("power", &Cluster::power).doc("power of one GPU under load").unit("W").above(0);
   s.field("price_per_hour", &Cluster::price_per_hour).doc("price of one GPU for an hour").min(0);
+  s.field("power_usage_effectiveness", &Cluster::power_usage_effectiveness)
+      .doc("energy of the data center by that of its computers (PUE)")
+      .range(1, 10);
+  s.field("gpu_hours_between_failures", &Cluster::gpu_hours_between_failures)
+      .doc("mean time between failures of one GPU with its part of node and network; of N GPUs an Nth of it")
+      .unit("h")
+      .above(0);
+  s.field("restart_time", &Cluster::restart_time)
+      .doc("time from a failure to the next step: detection, restart and load")
+      .unit("s")
+      .min(0);
+  s.field("storage_bandwidth", &Cluster::storage_bandwidth)
+      .doc("bandwidth of the storage of checkpoints for each GPU of a run")
+      .unit("GB/s")
+      .above(0);
 }
 
 const config::RecordInfo& cluster_fields() {

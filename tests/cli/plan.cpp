@@ -106,6 +106,23 @@ TEST_CASE("wrong clusters and numbers of GPUs are errors of the command line") {
   CHECK(holds(format.err, "`fp4_tflops`"));
 }
 
+TEST_CASE("a plan of a token or compute budget says days, failures, energy and cost") {
+  const auto plan = run({"plan", "llama3-8b", "--tokens", "15T", "--price-per-gpu-hour", "2", "--json"});
+  REQUIRE(plan.code == 0);
+  const Json object = json_of(plan.out), length = object["run"];
+  CHECK(length["tokens"] == 15e12);
+  CHECK(length["flops"].get<double>() == doctest::Approx(15e12 * object["flops_per_token"].get<double>()));
+  CHECK(length["cost"].get<double>() == doctest::Approx(2 * length["gpu_hours"].get<double>()));
+  const auto text = run({"plan", "llama3-8b", "--compute", "1e22"});
+  CHECK(text.code == 0);
+  CHECK(holds(text.out, "(causal attention, output layer); by 6 N "));
+  CHECK(holds(text.out, "steps; Daly 2006): goodput "));
+  CHECK(holds(text.out, " MWh (700 W a GPU, PUE 1.20"));
+  CHECK(run({"plan", "llama3-8b", "--tokens", "15T", "--compute", "1e22"}).code == 2);
+  CHECK(run({"plan", "llama3-8b", "--tokens", "0"}).code == 2);
+  CHECK(run({"plan", "llama3-8b", "--search", "--tokens", "1T"}).code == 2);
+}
+
 TEST_CASE("a search prints layouts, best first, whose overrides make a recipe that fits") {
   const auto text = run({"plan", "llama3-8b", "--gpus", "16", "--search"});
   CHECK(text.code == 0);

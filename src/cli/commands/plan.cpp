@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/budget_text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/plan_text.hpp"
 #include "cli/recipe_input.hpp"
@@ -29,9 +30,11 @@ std::string no_fit_help(const std::vector<planner::Change>& changes) {
   return help.empty() ? "use more GPUs, or GPUs with more memory" : help;
 }
 
-// --cluster, with the memory of --gpu-memory: the cluster's other memory stays as it is.
+// --cluster, with the price of --price-per-gpu-hour and the memory of --gpu-memory. What CUDA, NCCL and the
+// driver take of the cluster's memory stays as it is.
 planner::Cluster cluster_argument(const Arguments& args) {
   planner::Cluster cluster = planner::read_cluster(args.value("cluster").value_or("h100"));
+  if (const auto price = args.number("price-per-gpu-hour", 0, 1e9)) cluster.price_per_hour = price;
   if (!args.has("gpu-memory")) return cluster;
   config::TextProblem problem;
   const std::string text = *args.value("gpu-memory");
@@ -44,6 +47,33 @@ planner::Cluster cluster_argument(const Arguments& args) {
                                " that CUDA, NCCL and the driver take on " + cluster.name);
   cluster.memory.value = *given, cluster.usable_memory.value = *given - taken;
   return cluster;
+}
+
+struct Length {
+  double tokens = 0;
+  // The FLOPs of --compute, from which the tokens follow; 0: they were given.
+  double compute = 0;
+};
+
+// Tokens of the run: --tokens, --compute, or those of the recipe. nullopt: they are not known.
+std::optional<Length> length_of_run(const Arguments& args, const config::Config& config,
+                                    const planner::RunShape& shape) {
+  if (args.has("tokens") && args.has("compute"))
+    fail(ErrorCode::usage, "--tokens and --compute exclude each other");
+  if (const auto flops = args.number("compute", 0, 1e32, true))
+    return Length{planner::tokens_of_compute(shape, *flops), *flops};
+  if (const auto text = args.value("tokens")) {
+    config::TextProblem problem;
+    const auto tokens = config::integer_from_text(*text, config::NumberForm::count, problem);
+    if (!tokens) fail(ErrorCode::usage, "--tokens " + *text + " " + problem.message, problem.help);
+    if (*tokens <= 0) fail(ErrorCode::usage, "--tokens " + *text + " is not above 0");
+    return Length{planner::real(*tokens)};
+  }
+  if (config.train.train_iters)
+    return Length{planner::real(*config.train.train_iters) * planner::real(shape.tokens_per_step())};
+  if (config.train.train_samples)
+    return Length{planner::real(*config.train.train_samples) * planner::real(shape.seq)};
+  return std::nullopt;
 }
 
 // The recipe to search from. Its own layout need not divide the number of GPUs.
@@ -76,7 +106,9 @@ int run_plan(Context& context) {
   const auto gpus = args.has("gpus") ? args.integer("gpus", 1, 1 << 24) : ranks_argument(context);
   const planner::Cluster cluster = cluster_argument(args);
   if (args.has("search")) {
-    if (args.has("memory")) fail(ErrorCode::usage, "--search and --memory exclude each other");
+    for (const char* other : {"memory", "tokens", "compute", "price-per-gpu-hour"})
+      if (args.has(other))
+        fail(ErrorCode::usage, "--search and --" + std::string(other) + " exclude each other");
     return run_search(context, recipe, gpus, cluster);
   }
   const config::Resolution resolution = require_recipe(context, recipe, gpus);
@@ -86,8 +118,20 @@ int run_plan(Context& context) {
   };
   const std::vector<planner::Change> changes =
       plan.fits ? planner::faster_changes(plan, resolve) : planner::ways_to_fit(plan, resolve);
-  put(args.has("json") ? dump_json(plan_json(resolution.recipe_name, plan, changes), 2) + "\n"
-                       : plan_text(resolution.recipe_name, plan, changes));
+  const auto length = length_of_run(args, resolution.config, plan.shape);
+  std::optional<planner::RunBudget> budget;
+  if (length && length->tokens > 0)
+    budget = planner::run_budget(
+        plan.shape, plan.cluster, plan.time.seconds, length->tokens,
+        {resolution.config.checkpoint.save_interval, resolution.config.checkpoint.async_save});
+  if (args.has("json")) {
+    OrderedJson json = plan_json(resolution.recipe_name, plan, changes);
+    if (budget) json["run"] = budget_json(*budget);
+    put(dump_json(json, 2) + "\n");
+  } else {
+    put(plan_text(resolution.recipe_name, plan, changes) +
+        (budget ? budget_text(plan.shape, plan.cluster, *budget, length->compute) : ""));
+  }
   if (!plan.fits)
     fail(ErrorCode::no_fit, "the run does not fit: " + plan.limits.front(), no_fit_help(changes));
   return 0;
@@ -103,6 +147,8 @@ const Command kPlan = {
                  {"plan llama3-70b --gpus 512 --cluster gb200", "on others"},
                  {"plan llama3-8b train.micro_batch_size=2 --cluster h200", "another micro-batch"},
                  {"plan llama3-70b --gpus 512 --search", "the fastest layouts that fit"},
+                 {"plan llama3-8b --gpu-memory 40GB", "what to change so that it fits smaller GPUs"},
+                 {"plan llama3-70b --tokens 15T --price-per-gpu-hour 2.5", "days, failures, energy, cost"},
                  {"plan llama3-8b --json", "for scripts"}},
     .options =
         {{"gpus", 0, "N", "the world size, instead of the recipe's"},
@@ -113,6 +159,9 @@ const Command kPlan = {
          {"memory", 0, "KIND",
           "how memory is found: auto (default), exact (the trainer's step on the meta device) or formula", "",
           "auto exact formula"},
+         {"tokens", 0, "N", "length of the run, such as 15T, instead of the recipe's: days, energy, cost"},
+         {"compute", 0, "FLOP", "length of the run by a compute budget, such as 1e24"},
+         {"price-per-gpu-hour", 0, "PRICE", "price of one GPU for an hour, in any currency"},
          {"search", 0, "", "find the fastest layouts that fit, and print their overrides"},
          {"json", 0, "", "print one JSON object"}},
     .details =
