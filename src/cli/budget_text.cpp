@@ -31,8 +31,8 @@ std::string compute_text(const planner::RunShape& shape, double compute) {
 
 std::string saves_text(const planner::RunBudget& b) {
   std::string text = "every " + human_duration(b.interval_steps * b.step_seconds) + " (" +
-                     with_separators(static_cast<int64_t>(b.interval_steps)) + " steps; Daly 2006): goodput " +
-                     percent_text(b.goodput);
+                     with_separators(static_cast<int64_t>(b.interval_steps)) +
+                     " steps; Daly 2006): goodput " + percent_text(b.goodput);
   text += b.recipe_goodput ? "; as the recipe saves " + percent_text(*b.recipe_goodput)
                            : "; the recipe never saves";
   return text + "; a save of " + human_bytes(b.checkpoint_bytes) + " stops the steps for " +
@@ -56,8 +56,8 @@ std::string budget_text(const planner::RunShape& shape, const planner::Cluster& 
     table.add({"  energy", energy_text(*b.energy_mwh) + " (" + fixed(*cluster.power, 0) + " W a GPU, PUE " +
                                fixed(cluster.power_usage_effectiveness, 2) + "; without the hosts)"});
   if (b.cost)
-    table.add({"  cost", human_count(*b.cost) + " at " + significant(*cluster.price_per_hour, 4) +
-                             " a GPU hour"});
+    table.add(
+        {"  cost", human_count(*b.cost) + " at " + significant(*cluster.price_per_hour, 4) + " a GPU hour"});
   return "\nrun of " + human_count(b.tokens) + " tokens, " +
          with_separators(static_cast<int64_t>(std::ceil(b.steps))) + " steps, " + significant(b.flops, 3) +
          " FLOP:\n" + table.text();

@@ -10,26 +10,24 @@
 
 namespace capstan::cli {
 
-namespace {
-
-using planner::Plan;
-using planner::RankMemory;
-using planner::RunShape;
-
 std::string seconds_text(double seconds) {
   if (seconds < 1e-3) return fixed(1e6 * seconds, 0) + " us";
   return seconds < 1 ? fixed(1e3 * seconds, 1) + " ms" : fixed(seconds, 2) + " s";
 }
 
-std::string range_text(double low, double high, int digits) {
-  return fixed(low, digits) + " to " + fixed(high, digits);
+std::string part_name(const std::string& name) {
+  std::string text = name;
+  std::replace(text.begin(), text.end(), '_', ' ');
+  return text == "gemm" ? "GEMMs" : text;
 }
 
-std::string percent_text(double fraction) {
-  return fixed(100 * fraction, 1) + "%";
+std::string title_text(const std::string& recipe, const planner::Plan& plan) {
+  const planner::Cluster& c = plan.cluster;
+  return recipe + ", " + human_count(planner::total_parameters(plan.shape)) + " parameters, on " + c.name +
+         " (" + c.gpu + ", " + std::to_string(c.gpus_per_node) + " per node)";
 }
 
-std::string layout_text(const RunShape& s) {
+std::string layout_text(const planner::RunShape& s) {
   std::string text = counted(s.gpus(), "GPU") + ": tp " + std::to_string(s.tp);
   const auto add = [&](const char* name, int64_t size) {
     if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
@@ -43,6 +41,20 @@ std::string layout_text(const RunShape& s) {
   return text + ", dp " + std::to_string(s.dp) + ", " + std::string(config::enum_name(s.sharding)) + "; " +
          counted(s.micro_batches(), "micro-batch") + " of " + std::to_string(s.micro_batch) + " x " +
          std::to_string(s.seq) + " tokens";
+}
+
+namespace {
+
+using planner::Plan;
+using planner::RankMemory;
+using planner::RunShape;
+
+std::string range_text(double low, double high, int digits) {
+  return fixed(low, digits) + " to " + fixed(high, digits);
+}
+
+std::string percent_text(double fraction) {
+  return fixed(100 * fraction, 1) + "%";
 }
 
 std::string fit_text(const Plan& plan) {
@@ -100,12 +112,6 @@ std::string memory_table(const Plan& plan) {
   return "\nmemory of a rank, by pipeline rank:\n" + table.text();
 }
 
-std::string part_name(const std::string& name) {
-  std::string text = name;
-  std::replace(text.begin(), text.end(), '_', ' ');
-  return text == "gemm" ? "GEMMs" : text;
-}
-
 std::string parts_table(const Plan& plan) {
   Table table;
   table.add({"part", "seconds", "of the step", "hidden"});
@@ -160,10 +166,8 @@ std::string overrides_text(const std::vector<std::string>& overrides) {
 
 std::string plan_text(const std::string& recipe, const Plan& plan,
                       const std::vector<planner::Change>& changes) {
-  const planner::Cluster& c = plan.cluster;
-  std::string text = recipe + ", " + human_count(planner::total_parameters(plan.shape)) + " parameters, on " +
-                     c.name + " (" + c.gpu + ", " + std::to_string(c.gpus_per_node) + " per node)\n" +
-                     layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
+  std::string text =
+      title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
   for (const std::string& warning : plan.warnings) text += "note: " + warning + "\n";
   text += memory_table(plan) + parts_table(plan) + "\nlimits:\n";
   for (const std::string& limit : plan.limits) text += "  " + limit + "\n";

@@ -15,12 +15,12 @@ namespace capstan::planner {
 double young_interval(double save_seconds, double mtbf_seconds);
 
 // The same to higher order: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C, and M where C >= 2M (Daly 2006,
-// Future Generation Computer Systems 22(3), equation 37).
+// Future Generation Computer Systems 22(3)).
 double daly_interval(double save_seconds, double mtbf_seconds);
 
-// Expected fraction of the time that computes steps which are kept: I / (M e^(R/M) (e^((I + C)/M) - 1)), for an
-// interval I, saves of C seconds, restarts of R seconds and exponentially distributed failures (Daly 2006,
-// equation 20).
+// Expected fraction of the time that computes steps which are kept: I / (M e^(R/M) (e^((I + C)/M) - 1)), for
+// an interval I, saves of C seconds, restarts of R seconds and exponentially distributed failures (the same
+// paper).
 double goodput(double interval, double save_seconds, double restart_seconds, double mtbf_seconds);
 
 // Tokens for which training takes `flops`, by the convention of the plan (FlopConvention::causal); and by the

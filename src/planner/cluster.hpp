@@ -56,11 +56,11 @@ struct Cluster {
   // Energy of the building by that of its computers. Assumed.
   double power_usage_effectiveness = 1.2;
 
-  // Of one GPU and its part of the node and the network. Llama 3 (arXiv 2407.21783, 3.3.4): 419 unexpected
+  // Of one GPU and its part of the node and the network. Llama 3 (arXiv 2407.21783): 419 unexpected
   // interruptions in 54 days of 16384 H100, 16384 * 54 * 24 / 419.
   double gpu_hours_between_failures = 50'676;
   double restart_time = 600;  // seconds from a failure to the next step; assumed
-  // GB/s of storage for each GPU. Llama 3, 3.3.1: 2 TB/s sustained, here for 16384 GPUs; not re-read.
+  // GB/s of storage for each GPU. Llama 3: 2 TB/s sustained, here for 16384 GPUs; not re-read.
   double storage_bandwidth = 0.122;
 
   // GPUs that share the fast network: a node, or a rack such as NVL72.

@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "planner/collectives.hpp"
 #include "planner/memory.hpp"
+#include "planner/pipeline.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
@@ -137,14 +138,16 @@ void set_limits(Plan& plan) {
 void set_warnings(Plan& plan) {
   const RunShape& s = plan.shape;
   const Cluster& c = plan.cluster;
-  const auto crosses = [&](const char* name, int64_t stride, int64_t size) {
+  const auto crosses = [&](const char* name, int64_t stride, int64_t size, double WorkTime::*part) {
     if (size > 1 && group_of(c, stride, size).crosses_domains())
-      plan.warnings.push_back(std::string(name) + " group of " + std::to_string(size) +
-                              " ranks leaves the fast domain of " + std::to_string(c.fast_domain()) +
-                              " GPUs: its communication takes the network");
+      plan.warnings.push_back(
+          std::string(name) + " group of " + std::to_string(size) + " ranks leaves the fast domain of " +
+          std::to_string(c.fast_domain()) + " GPUs: its communication takes the network and " +
+          significant(plan.time.work.*part, 3) + " s of the step, where within one " +
+          "fast domain it would take " + significant(time_within_one_domain(s, c).work.*part, 3) + " s");
   };
-  crosses("tensor-parallel", 1, s.tp);
-  crosses("expert-parallel", s.etp, s.ep);
+  crosses("tensor-parallel", 1, s.tp, &WorkTime::tensor);
+  crosses("expert-parallel", s.etp, s.ep, &WorkTime::expert);
   if (s.tp > 1 && !s.sequence_parallel)
     plan.warnings.push_back(
         "without dist.sequence_parallel each tensor-parallel rank keeps the norms' inputs of "

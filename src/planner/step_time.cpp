@@ -4,19 +4,15 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "parallel/schedule.hpp"
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
 #include "planner/memory.hpp"
+#include "planner/pipeline.hpp"
 
 namespace capstan::planner {
 
 namespace {
-
-int64_t nanoseconds(double seconds) {
-  return std::llround(1e9 * seconds);
-}
 
 double simulated_seconds(const parallel::PipelineShape& pipeline,
                          const std::vector<parallel::ActionTicks>& ticks, int64_t transfer) {
@@ -28,18 +24,8 @@ double simulated_seconds(const parallel::PipelineShape& pipeline,
 // Seconds of all micro-batches. In its steady state a pipeline takes the same time for each further group of
 // micro-batches, so that not more of them than a few groups are simulated.
 double pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages, double transfer) {
-  parallel::PipelineShape pipeline;
-  pipeline.ranks = s.pp, pipeline.chunks = s.vpp, pipeline.micro_batches = s.micro_batches();
-  pipeline.group = std::max(s.group, s.pp), pipeline.order = s.schedule, pipeline.stage_ranks = s.stage_ranks;
-  std::vector<parallel::ActionTicks> ticks;
-  for (const StageTime& stage : stages) {
-    parallel::ActionTicks& one = ticks.emplace_back();
-    one.forward = nanoseconds(stage.forward.total());
-    one.backward = nanoseconds(stage.input_gradients.total() + stage.recompute.total());
-    const int64_t weights = nanoseconds(stage.weight_gradients.total());
-    one.weight_gradients = pipeline.separates_weight_gradients() ? weights : 0;
-    if (!pipeline.separates_weight_gradients()) one.backward += weights;
-  }
+  parallel::PipelineShape pipeline = pipeline_of(s);
+  const std::vector<parallel::ActionTicks> ticks = action_ticks(pipeline, stages);
   const int64_t sent = nanoseconds(transfer), all = pipeline.micro_batches, group = pipeline.group;
   const int64_t rest = all % group;
   const int64_t few = 4 * group + rest, more = 6 * group + rest;
@@ -157,11 +143,8 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
     step.bubble = real(s.pp - 1) / real(s.vpp) * work / micro_batches;
     pipeline += step.bubble;
   } else if (s.pp > 1) {
-    const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp);
-    const double bytes =
-        s.activation_bytes * s.tokens() * real(s.hidden) / (s.sequence_parallel ? real(s.tp) : 1);
     const double without = pipeline_seconds(s, stages, 0);
-    pipeline = pipeline_seconds(s, stages, transfer_seconds(c, ranks.crosses_domains(), bytes));
+    pipeline = pipeline_seconds(s, stages, stage_transfer_seconds(s, c));
     step.bubble = without - work;
     step.transfers = std::max(0.0, pipeline - without);
   }

@@ -123,6 +123,59 @@ TEST_CASE("a plan of a token or compute budget says days, failures, energy and c
   CHECK(run({"plan", "llama3-8b", "--search", "--tokens", "1T"}).code == 2);
 }
 
+TEST_CASE("a timeline is drawn as text, as a trace and as a picture") {
+  const TemporaryDirectory directory;
+  const std::string trace = (directory.path() / "step.json").string(),
+                    svg = (directory.path() / "step.svg").string();
+  const auto plan = run({"plan", "llama3-70b", "--memory", "formula", "--timeline", "--trace", trace, "--svg",
+                         svg, "train.global_batch_size=32"});
+  REQUIRE(plan.code == 0);
+  CHECK(holds(plan.out, "; . is idle\nrank 0    0a   1a   2a "));
+  CHECK(holds(plan.out, "\nbytes that one GPU sends in a step, by link:\n"));
+  const Json events = json_of(slurp(trace))["traceEvents"];
+  int forward = 0;
+  double last = 0;
+  for (const auto& event : events)
+    if (event["ph"] == "X") {
+      forward += event["name"] == "forward" ? 1 : 0;
+      last = std::max(last, event["ts"].get<double>() + event["dur"].get<double>());
+    }
+  // Four ranks of five chunks, for 16 micro-batches.
+  CHECK(forward == 4 * 5 * 16);
+  const auto again =
+      run({"plan", "llama3-70b", "--memory", "formula", "--json", "train.global_batch_size=32"});
+  CHECK(last == doctest::Approx(1e6 * json_of(again.out)["step_seconds"].get<double>()).epsilon(1e-6));
+  const std::string picture = slurp(svg);
+  CHECK(picture.starts_with("<svg xmlns="));
+  CHECK(picture.ends_with("</svg>\n"));
+  CHECK(holds(picture, "<title>forward of micro-batch 15, chunk 4: "));
+  // Files that are something else are not overwritten.
+  spill(svg, "notes");
+  CHECK(run({"plan", "llama3-70b", "--memory", "formula", "--svg", svg}).code == 2);
+}
+
+TEST_CASE("a plan is a page that needs nothing else") {
+  const TemporaryDirectory directory;
+  const std::string file = (directory.path() / "plan.html").string();
+  const auto plan = run({"plan", "gpt2-1.5b", "--json", "--html", file, "train.global_batch_size=64"});
+  REQUIRE(plan.code == 0);
+  const std::string page = slurp(file);
+  CHECK(page.starts_with("<!DOCTYPE html>"));
+  // Nothing is loaded: the only address is the name of SVG.
+  const std::string name = "http://www.w3.org/2000/svg";
+  for (size_t at = page.find("://"); at != std::string::npos; at = page.find("://", at + 1))
+    CHECK(page.compare(at - 4, name.size(), name) == 0);
+  CHECK(holds(page, "<title>forward of micro-batch 7, chunk 0: "));
+  // The data of the page are those of --json and of a search.
+  const std::string before = "<script type=\"application/json\" id=\"data\">";
+  const size_t begin = page.find(before) + before.size(), end = page.find("</script>", begin);
+  const Json data = json_of(page.substr(begin, end - begin)), object = json_of(plan.out);
+  CHECK(data["plan"] == object);
+  CHECK(data["run"] == object["run"]);
+  CHECK(data["search"]["layouts"].size() > 1);
+  CHECK(data["links"][0]["part"] == "data_parallel");
+}
+
 TEST_CASE("a search prints layouts, best first, whose overrides make a recipe that fits") {
   const auto text = run({"plan", "llama3-8b", "--gpus", "16", "--search"});
   CHECK(text.code == 0);

@@ -73,5 +73,6 @@ TEST_CASE("a compute budget buys its FLOPs by those of a token") {
   // 6 (L (2 h (q + k) + 2 h f) + h V + L q s), as docs/planning.md has it.
   const double token = 6.0 * (4.0 * (2 * 512 * 1024 + 2 * 512 * 2048) + 512 * 1024 + 4 * 512 * 128);
   CHECK(tokens_of_compute(shape, 1e18) == doctest::Approx(1e18 / token));
-  CHECK(tokens_of_compute_by_parameters(shape, 1e18) == doctest::Approx(1e18 / (6 * total_parameters(shape))));
+  CHECK(tokens_of_compute_by_parameters(shape, 1e18) ==
+        doctest::Approx(1e18 / (6 * total_parameters(shape))));
 }

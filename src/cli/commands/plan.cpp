@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "cli/budget_text.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/plan_page.hpp"
 #include "cli/plan_text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "cli/timeline_text.hpp"
 #include "config/core/convert.hpp"
 #include "planner/plan.hpp"
 
@@ -76,6 +79,12 @@ std::optional<Length> length_of_run(const Arguments& args, const config::Config&
   return std::nullopt;
 }
 
+planner::Resolver resolver(Context& context, const std::string& recipe, std::optional<int64_t> gpus) {
+  return [&context, recipe, gpus](const std::vector<std::string>& overrides) {
+    return resolve_with(context, recipe, gpus, overrides);
+  };
+}
+
 // The recipe to search from. Its own layout need not divide the number of GPUs.
 config::Resolution search_base(Context& context, const std::string& recipe, std::optional<int64_t> gpus) {
   config::Resolution resolution = resolve_recipe(context, recipe, gpus);
@@ -88,9 +97,7 @@ int run_search(Context& context, const std::string& recipe, std::optional<int64_
                const planner::Cluster& cluster) {
   const config::Resolution resolution = search_base(context, recipe, gpus);
   const planner::SearchResult result =
-      planner::search_layouts(resolution.config, cluster, [&](const std::vector<std::string>& overrides) {
-        return resolve_with(context, recipe, gpus, overrides);
-      });
+      planner::search_layouts(resolution.config, cluster, resolver(context, recipe, gpus));
   put(context.args.has("json") ? dump_json(search_json(resolution.recipe_name, cluster, result), 2) + "\n"
                                : search_text(resolution.recipe_name, cluster, result));
   if (result.layouts.empty())
@@ -98,24 +105,43 @@ int run_search(Context& context, const std::string& recipe, std::optional<int64_
   return 0;
 }
 
+// Writes the files of --trace and --svg, and returns the text of --timeline.
+std::string show_timeline(const Arguments& args, const planner::Plan& plan) {
+  if (!args.has("timeline") && !args.has("trace") && !args.has("svg")) return {};
+  const planner::Timeline timeline = planner::simulate_timeline(plan.shape, plan.cluster, plan.time);
+  if (const auto file = args.value("trace")) write_file_durably(*file, timeline_trace(timeline));
+  if (const auto file = args.value("svg")) write_file_durably(*file, timeline_svg(timeline));
+  return args.has("timeline") ? timeline_text(plan, timeline, std::max<int64_t>(40, terminal_columns() - 10))
+                              : "";
+}
+
+// Options of a plan that a search does not have, and files that are no earlier output.
+void check_options(const Arguments& args) {
+  if (args.has("gpus") && args.has("ranks"))
+    fail(ErrorCode::usage, "--gpus and --ranks are the same: give one of them");
+  if (args.has("search"))
+    for (const char* other :
+         {"memory", "tokens", "compute", "price-per-gpu-hour", "timeline", "trace", "svg", "html"})
+      if (args.has(other))
+        fail(ErrorCode::usage, "--search and --" + std::string(other) + " exclude each other");
+  if (args.has("json") && args.has("timeline"))
+    fail(ErrorCode::usage, "--json and --timeline exclude each other",
+         "--trace FILE writes the timeline as JSON");
+  if (const auto file = args.value("trace")) refuse_other_content(*file, "{");
+  if (const auto file = args.value("html")) refuse_other_content(*file, "<!doctype html");
+  if (const auto file = args.value("svg")) refuse_other_content(*file, "<svg");
+}
+
 int run_plan(Context& context) {
   const Arguments& args = context.args;
   const std::string& recipe = args.word(0, "RECIPE");
-  if (args.has("gpus") && args.has("ranks"))
-    fail(ErrorCode::usage, "--gpus and --ranks are the same: give one of them");
+  check_options(args);
   const auto gpus = args.has("gpus") ? args.integer("gpus", 1, 1 << 24) : ranks_argument(context);
   const planner::Cluster cluster = cluster_argument(args);
-  if (args.has("search")) {
-    for (const char* other : {"memory", "tokens", "compute", "price-per-gpu-hour"})
-      if (args.has(other))
-        fail(ErrorCode::usage, "--search and --" + std::string(other) + " exclude each other");
-    return run_search(context, recipe, gpus, cluster);
-  }
+  if (args.has("search")) return run_search(context, recipe, gpus, cluster);
   const config::Resolution resolution = require_recipe(context, recipe, gpus);
   const planner::Plan plan = planner::make_plan(resolution.config, cluster, memory_choice(args));
-  const planner::Resolver resolve = [&](const std::vector<std::string>& overrides) {
-    return resolve_with(context, recipe, gpus, overrides);
-  };
+  const planner::Resolver resolve = resolver(context, recipe, gpus);
   const std::vector<planner::Change> changes =
       plan.fits ? planner::faster_changes(plan, resolve) : planner::ways_to_fit(plan, resolve);
   const auto length = length_of_run(args, resolution.config, plan.shape);
@@ -124,14 +150,20 @@ int run_plan(Context& context) {
     budget = planner::run_budget(
         plan.shape, plan.cluster, plan.time.seconds, length->tokens,
         {resolution.config.checkpoint.save_interval, resolution.config.checkpoint.async_save});
-  if (args.has("json")) {
-    OrderedJson json = plan_json(resolution.recipe_name, plan, changes);
-    if (budget) json["run"] = budget_json(*budget);
-    put(dump_json(json, 2) + "\n");
-  } else {
-    put(plan_text(resolution.recipe_name, plan, changes) +
-        (budget ? budget_text(plan.shape, plan.cluster, *budget, length->compute) : ""));
+  OrderedJson json = plan_json(resolution.recipe_name, plan, changes);
+  if (budget) json["run"] = budget_json(*budget);
+  const std::string timeline = show_timeline(args, plan);
+  if (const auto file = args.value("html")) {
+    const planner::SearchResult found = planner::search_layouts(resolution.config, cluster, resolve);
+    write_file_durably(
+        *file, plan_page_html({title_text(resolution.recipe_name, plan), layout_text(plan.shape), json,
+                               search_json(resolution.recipe_name, cluster, found), links_json(plan),
+                               budget ? budget_json(*budget) : OrderedJson(),
+                               timeline_svg(planner::simulate_timeline(plan.shape, cluster, plan.time))}));
   }
+  put(args.has("json") ? dump_json(json, 2) + "\n"
+                       : plan_text(resolution.recipe_name, plan, changes) + timeline +
+                             (budget ? budget_text(plan.shape, plan.cluster, *budget, length->compute) : ""));
   if (!plan.fits)
     fail(ErrorCode::no_fit, "the run does not fit: " + plan.limits.front(), no_fit_help(changes));
   return 0;
@@ -149,6 +181,8 @@ const Command kPlan = {
                  {"plan llama3-70b --gpus 512 --search", "the fastest layouts that fit"},
                  {"plan llama3-8b --gpu-memory 40GB", "what to change so that it fits smaller GPUs"},
                  {"plan llama3-70b --tokens 15T --price-per-gpu-hour 2.5", "days, failures, energy, cost"},
+                 {"plan llama3-70b --timeline --svg step.svg", "the pipeline of a step"},
+                 {"plan llama3-70b --html plan.html", "a page to look at"},
                  {"plan llama3-8b --json", "for scripts"}},
     .options =
         {{"gpus", 0, "N", "the world size, instead of the recipe's"},
@@ -162,6 +196,10 @@ const Command kPlan = {
          {"tokens", 0, "N", "length of the run, such as 15T, instead of the recipe's: days, energy, cost"},
          {"compute", 0, "FLOP", "length of the run by a compute budget, such as 1e24"},
          {"price-per-gpu-hour", 0, "PRICE", "price of one GPU for an hour, in any currency"},
+         {"timeline", 0, "", "draw the pipeline of a step, and print the bytes of a step by link"},
+         {"trace", 0, "FILE", "write the pipeline of a step for chrome://tracing and ui.perfetto.dev"},
+         {"svg", 0, "FILE", "write the pipeline of a step as a picture"},
+         {"html", 0, "FILE", "write a page: verdict, memory, pipeline, Pareto front of a search, changes"},
          {"search", 0, "", "find the fastest layouts that fit, and print their overrides"},
          {"json", 0, "", "print one JSON object"}},
     .details =
