@@ -1,6 +1,7 @@
 #include "cli/plan_text.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/text.hpp"
 #include "base/wording.hpp"
@@ -9,26 +10,24 @@
 
 namespace capstan::cli {
 
-namespace {
-
-using planner::Plan;
-using planner::RankMemory;
-using planner::RunShape;
-
 std::string seconds_text(double seconds) {
   if (seconds < 1e-3) return fixed(1e6 * seconds, 0) + " us";
   return seconds < 1 ? fixed(1e3 * seconds, 1) + " ms" : fixed(seconds, 2) + " s";
 }
 
-std::string range_text(double low, double high, int digits) {
-  return fixed(low, digits) + " to " + fixed(high, digits);
+std::string part_name(const std::string& name) {
+  std::string text = name;
+  std::replace(text.begin(), text.end(), '_', ' ');
+  return text == "gemm" ? "GEMMs" : text;
 }
 
-std::string percent_text(double fraction) {
-  return fixed(100 * fraction, 1) + "%";
+std::string title_text(const std::string& recipe, const planner::Plan& plan) {
+  const planner::Cluster& c = plan.cluster;
+  return recipe + ", " + human_count(planner::total_parameters(plan.shape)) + " parameters, on " + c.name +
+         " (" + c.gpu + ", " + std::to_string(c.gpus_per_node) + " per node)";
 }
 
-std::string layout_text(const RunShape& s) {
+std::string layout_text(const planner::RunShape& s) {
   std::string text = counted(s.gpus(), "GPU") + ": tp " + std::to_string(s.tp);
   const auto add = [&](const char* name, int64_t size) {
     if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
@@ -42,6 +41,20 @@ std::string layout_text(const RunShape& s) {
   return text + ", dp " + std::to_string(s.dp) + ", " + std::string(config::enum_name(s.sharding)) + "; " +
          counted(s.micro_batches(), "micro-batch") + " of " + std::to_string(s.micro_batch) + " x " +
          std::to_string(s.seq) + " tokens";
+}
+
+namespace {
+
+using planner::Plan;
+using planner::RankMemory;
+using planner::RunShape;
+
+std::string range_text(double low, double high, int digits) {
+  return fixed(low, digits) + " to " + fixed(high, digits);
+}
+
+std::string percent_text(double fraction) {
+  return fixed(100 * fraction, 1) + "%";
 }
 
 std::string fit_text(const Plan& plan) {
@@ -99,12 +112,6 @@ std::string memory_table(const Plan& plan) {
   return "\nmemory of a rank, by pipeline rank:\n" + table.text();
 }
 
-std::string part_name(const std::string& name) {
-  std::string text = name;
-  std::replace(text.begin(), text.end(), '_', ' ');
-  return text == "gemm" ? "GEMMs" : text;
-}
-
 std::string parts_table(const Plan& plan) {
   Table table;
   table.add({"part", "seconds", "of the step", "hidden"});
@@ -118,18 +125,35 @@ std::string parts_table(const Plan& plan) {
   return "\ntime of a step, of the pipeline rank that works longest:\n" + table.text();
 }
 
+// "+0.52 s (+12%)", "-1.20 s (-8%)" or "none".
+std::string price_text(const Plan& plan, const planner::Change& change) {
+  const double more = change.seconds - plan.time.seconds;
+  if (std::abs(more) < 5e-4 * plan.time.seconds) return "none";
+  return (more < 0 ? "-" : "+") + seconds_text(std::abs(more)) + " (" + (more < 0 ? "" : "+") +
+         fixed(100 * more / plan.time.seconds, 0) + "%)";
+}
+
+constexpr double kWorthAWord = 1 << 28;  // bytes
+
 std::string changes_text(const Plan& plan, const std::vector<planner::Change>& changes) {
   if (changes.empty())
-    return plan.fits
-               ? "\nno single change that was tried makes it faster by 2% and fits\n"
-               : "\nno single change that was tried makes it fit; use more GPUs, or GPUs with more memory\n";
-  std::string text = plan.fits ? "\nfaster:\n" : "\nfits with:\n";
-  for (const planner::Change& change : changes)
-    text += "  " + overrides_text(change.overrides) + "   " + seconds_text(change.seconds) + " a step (" +
-            (change.seconds >= plan.time.seconds ? "+" : "") +
-            fixed(100 * (change.seconds / plan.time.seconds - 1), 0) + "%), " + human_bytes(change.bytes) +
-            "\n";
-  return text;
+    return plan.fits ? "\nno single change that was tried makes it faster by 2% and fits\n"
+                     : "\nno change that was tried makes it fit; use more GPUs, or GPUs with more memory\n";
+  Table table;
+  std::vector<std::string> head{"step", "price", "memory", "overrides"};
+  if (!plan.fits) head.insert(head.begin(), "change");
+  table.add(std::move(head));
+  for (const planner::Change& change : changes) {
+    std::vector<std::string> row{seconds_text(change.seconds), price_text(plan, change),
+                                 human_bytes(change.bytes) + (change.exact ? "" : " by formula"),
+                                 overrides_text(change.overrides)};
+    // Buffers of the loader are not worth a word.
+    if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord)
+      row[2] += ", host " + human_bytes(change.host_bytes);
+    if (!plan.fits) row.insert(row.begin(), change.name);
+    table.add(std::move(row));
+  }
+  return std::string(plan.fits ? "\nfaster:\n" : "\nfits with:\n") + table.text();
 }
 
 }  // namespace
@@ -142,10 +166,8 @@ std::string overrides_text(const std::vector<std::string>& overrides) {
 
 std::string plan_text(const std::string& recipe, const Plan& plan,
                       const std::vector<planner::Change>& changes) {
-  const planner::Cluster& c = plan.cluster;
-  std::string text = recipe + ", " + human_count(planner::total_parameters(plan.shape)) + " parameters, on " +
-                     c.name + " (" + c.gpu + ", " + std::to_string(c.gpus_per_node) + " per node)\n" +
-                     layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
+  std::string text =
+      title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
   for (const std::string& warning : plan.warnings) text += "note: " + warning + "\n";
   text += memory_table(plan) + parts_table(plan) + "\nlimits:\n";
   for (const std::string& limit : plan.limits) text += "  " + limit + "\n";
@@ -193,11 +215,26 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
                               {"memory_exact", plan.memory[rank].exact}});
   json["changes"] = OrderedJson::array();
   for (const planner::Change& change : changes)
-    json["changes"].push_back({{"overrides", change.overrides},
+    json["changes"].push_back({{"name", change.name},
+                               {"overrides", change.overrides},
                                {"step_seconds", change.seconds},
                                {"memory_bytes", integer(change.bytes)},
+                               {"host_memory_bytes", integer(change.host_bytes)},
                                {"memory_exact", change.exact}});
   return json;
+}
+
+// "recomputation +1.20 s, pipeline bubble -310.0 ms": the parts that differ most from the first layout.
+static std::string differences_text(const planner::Layout& best, const planner::Layout& other) {
+  std::string text;
+  const auto parts = planner::differences(best, other);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto& [name, seconds] = parts[i];
+    if (std::abs(seconds) < 0.1 * std::abs(parts[0].second) || std::abs(seconds) < 1e-6) break;
+    text += (i == 0 ? "" : ", ") + part_name(name) + (seconds < 0 ? " -" : " +") +
+            seconds_text(std::abs(seconds));
+  }
+  return text;
 }
 
 std::string search_text(const std::string& recipe, const planner::Cluster& cluster,
@@ -207,7 +244,7 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
   if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
   Table table;
   table.add({"", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro-batch", "recompute", "step", "MFU",
-             "memory", "slower because of"});
+             "memory", "front", "differs from the first by"});
   const planner::Layout& best = result.layouts.front();
   for (size_t i = 0; i < result.layouts.size(); ++i) {
     const planner::Layout& one = result.layouts[i];
@@ -220,11 +257,18 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
     row.push_back(seconds_text(one.time.seconds));
     row.push_back(percent_text(planner::model_flops_utilization(s, cluster, one.time.seconds)));
     row.push_back(human_bytes(one.bytes) + (one.exact ? "" : " by formula"));
-    row.push_back(i == 0 ? "" : planner::slower_by(best, one));
+    row.emplace_back(one.on_front ? "*" : "");
+    row.push_back(i == 0 ? "" : differences_text(best, one));
     table.add(std::move(row));
   }
-  text += "\n" + table.text() + "\nthe first: ";
-  return text + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) + "\n";
+  text += "\n" + table.text() +
+          "\nfront *: no other layout of the list is faster with as little memory, or as fast with less\n";
+  text += "the first: " + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) +
+          "\n";
+  for (size_t i = 1; i < result.layouts.size(); ++i)
+    if (result.layouts[i].on_front)
+      text += std::to_string(i + 1) + ": " + overrides_text(result.layouts[i].overrides) + "\n";
+  return text;
 }
 
 OrderedJson search_json(const std::string& recipe, const planner::Cluster& cluster,
@@ -235,17 +279,22 @@ OrderedJson search_json(const std::string& recipe, const planner::Cluster& clust
                       {"tried", result.tried},
                       {"fitting", result.fitting}};
   json["layouts"] = OrderedJson::array();
-  for (const planner::Layout& one : result.layouts)
-    json["layouts"].push_back(
-        {{"overrides", one.overrides},
-         {"fits", true},
-         {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
-         {"memory_exact", one.exact},
-         {"step_seconds", one.time.seconds},
-         {"step_seconds_range", {one.time.fastest, one.time.slowest}},
-         {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
-         {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
-         {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}});
+  for (const planner::Layout& one : result.layouts) {
+    OrderedJson layout = {{"overrides", one.overrides},
+                          {"fits", true},
+                          {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
+                          {"memory_exact", one.exact},
+                          {"pareto_front", one.on_front},
+                          {"step_seconds", one.time.seconds},
+                          {"step_seconds_range", {one.time.fastest, one.time.slowest}},
+                          {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
+                          {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
+                          {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}};
+    layout["seconds_more_than_first"] = OrderedJson::object();
+    for (const auto& [name, seconds] : planner::differences(result.layouts.front(), one))
+      layout["seconds_more_than_first"][name] = seconds;
+    json["layouts"].push_back(std::move(layout));
+  }
   return json;
 }
 

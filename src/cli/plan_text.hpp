@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "planner/plan.hpp"
+#include "planner/changes.hpp"
 #include "planner/search.hpp"
 
 namespace capstan::cli {
@@ -24,6 +24,15 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
                         const planner::SearchResult& result);
 OrderedJson search_json(const std::string& recipe, const planner::Cluster& cluster,
                         const planner::SearchResult& result);
+
+// "850 us", "12.3 ms" or "1.25 s".
+std::string seconds_text(double seconds);
+// A part of a step as words: "pipeline bubble".
+std::string part_name(const std::string& name);
+
+// Recipe and cluster, as the first line of a plan; and its layout.
+std::string title_text(const std::string& recipe, const planner::Plan& plan);
+std::string layout_text(const planner::RunShape& shape);
 
 // "dist.tp=4 train.global_batch_size=512", quoted for a shell where needed.
 std::string overrides_text(const std::vector<std::string>& overrides);

@@ -107,6 +107,17 @@ static void describe(config::Section<Cluster>& s) {
           "measured bus bandwidth of an all-reduce over all GPUs of N nodes in GB/s, as nccl-tests prints it "
           "({2: 362, 4: 160}); it limits collectives between nodes");
 
+  s.field("host_bandwidth", &Cluster::host_bandwidth)
+      .doc("attained bandwidth between one GPU and host memory, in one direction, for offload")
+      .unit("GB/s")
+      .above(0);
+  s.field("host_memory_bandwidth", &Cluster::host_memory_bandwidth)
+      .doc(
+          "attained bandwidth of host memory for each GPU of a node, for optimizer state that is updated "
+          "there")
+      .unit("GB/s")
+      .above(0);
+
   s.field("gemm_efficiency", &Cluster::gemm_efficiency)
       .doc("attained fraction of the peak by a large GEMM; smaller ones are derated by their tiles")
       .fraction()
@@ -152,6 +163,21 @@ static void describe(config::Section<Cluster>& s) {
   s.field("calibration", &Cluster::calibration).doc("source of the attained fractions");
   s.field("power", &Cluster::power).doc("power of one GPU under load").unit("W").above(0);
   s.field("price_per_hour", &Cluster::price_per_hour).doc("price of one GPU for an hour").min(0);
+  s.field("power_usage_effectiveness", &Cluster::power_usage_effectiveness)
+      .doc("energy of the data center by that of its computers (PUE)")
+      .range(1, 10);
+  s.field("gpu_hours_between_failures", &Cluster::gpu_hours_between_failures)
+      .doc("mean time between failures of one GPU with its part of node and network; of N GPUs an Nth of it")
+      .unit("h")
+      .above(0);
+  s.field("restart_time", &Cluster::restart_time)
+      .doc("time from a failure to the next step: detection, restart and load")
+      .unit("s")
+      .min(0);
+  s.field("storage_bandwidth", &Cluster::storage_bandwidth)
+      .doc("bandwidth of the storage of checkpoints for each GPU of a run")
+      .unit("GB/s")
+      .above(0);
 }
 
 std::string cluster_text(const Cluster& cluster, const std::map<std::string, std::string>& comments) {

@@ -42,6 +42,10 @@ struct Cluster {
   // GB/s of an all-reduce by the number of nodes.
   std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
 
+  // GB/s of one GPU in one direction, and of the host's memory for each GPU, as attained; both assumed unless
+  // given.
+  double host_bandwidth = 25, host_memory_bandwidth = 40;
+
   double gemm_efficiency = 0.8;
   // At an inner dimension of this length a GEMM attains half of its rate.
   double gemm_fill_length = 256;
@@ -55,6 +59,15 @@ struct Cluster {
 
   std::optional<double> power;           // W of one GPU
   std::optional<double> price_per_hour;  // of one GPU, in any currency
+  // Energy of the building by that of its computers. Assumed.
+  double power_usage_effectiveness = 1.2;
+
+  // Of one GPU and its part of the node and the network. Llama 3 (arXiv 2407.21783): 419 unexpected
+  // interruptions in 54 days of 16384 H100, 16384 * 54 * 24 / 419.
+  double gpu_hours_between_failures = 50'676;
+  double restart_time = 600;  // seconds from a failure to the next step; assumed
+  // GB/s of storage for each GPU. Llama 3: 2 TB/s sustained, here for 16384 GPUs; not re-read.
+  double storage_bandwidth = 0.122;
 
   // GPUs that share the fast network: a node, or a rack such as NVL72.
   int64_t fast_domain() const { return fast_domain_size.value_or(gpus_per_node); }

@@ -4,21 +4,23 @@
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
+#include "planner/memory.hpp"
 #include "planner/step_time.hpp"
 
 namespace capstan::planner {
 
 WorkTime& WorkTime::operator+=(const WorkTime& o) {
   gemm += o.gemm, attention += o.attention, memory += o.memory;
-  tensor += o.tensor, context += o.context, expert += o.expert;
+  tensor += o.tensor, context += o.context, expert += o.expert, offload += o.offload;
   tensor_hidden += o.tensor_hidden, context_hidden += o.context_hidden, expert_hidden += o.expert_hidden;
+  offload_hidden += o.offload_hidden;
   return *this;
 }
 
 WorkTime WorkTime::scaled(double factor) const {
   WorkTime w = *this;
-  for (double* part : {&w.gemm, &w.attention, &w.memory, &w.tensor, &w.context, &w.expert, &w.tensor_hidden,
-                       &w.context_hidden, &w.expert_hidden})
+  for (double* part : {&w.gemm, &w.attention, &w.memory, &w.tensor, &w.context, &w.expert, &w.offload,
+                       &w.tensor_hidden, &w.context_hidden, &w.expert_hidden, &w.offload_hidden})
     *part *= factor;
   return w;
 }
@@ -244,6 +246,17 @@ void add(StageTime& sum, const StageTime& one, double count) {
   sum.recompute += one.recompute.scaled(count);
 }
 
+// Adds the copies of `layers` layers to host memory and back: the computation of another layer hides each.
+void add_offload(StageTime& sum, const StageTime& layer, double bytes, const Cluster& c, double layers) {
+  const double copy = bytes / (1e9 * c.host_bandwidth);
+  const auto add_pass = [&](WorkTime& pass, double hides) {
+    pass.offload += layers * std::max(0.0, copy - hides);
+    pass.offload_hidden += layers * std::min(copy, hides);
+  };
+  add_pass(sum.forward, layer.forward.total());
+  add_pass(sum.input_gradients, layer.total().total() - layer.forward.total());
+}
+
 }  // namespace
 
 std::vector<StageTime> stage_times(const RunShape& s, const Cluster& cluster) {
@@ -257,6 +270,11 @@ std::vector<StageTime> stage_times(const RunShape& s, const Cluster& cluster) {
     add(time, experts, real(stage.expert_layers));
     if (s.recompute.full && s.recompute.layers >= 0 && stage.layers() > 0)
       time.recompute = time.recompute.scaled(std::min(1.0, real(s.recompute.layers) / real(stage.layers())));
+    const int64_t away = std::min(s.offloaded_layers, stage.layers()),
+                  away_dense = std::min(away, stage.dense_layers);
+    if (away_dense > 0) add_offload(time, dense, layer_activations(s, false), cluster, real(away_dense));
+    if (away > away_dense)
+      add_offload(time, experts, layer_activations(s, true), cluster, real(away - away_dense));
     if (stage.mtp_layers > 0) {
       add(time, s.is_expert_layer(s.layers - 1) ? experts : dense, real(stage.mtp_layers));
       add(time, head, real(stage.mtp_layers));

@@ -112,31 +112,40 @@ int64_t chunks_in_flight(const RunShape& s, int64_t rank) {
 
 namespace {
 
+// Bytes of activations of one rank on the device, and of those in host memory.
+struct Activations {
+  double device = 0, host = 0;
+};
+
 // Activations of the chunks in flight, on average over the chunks of the rank.
-double activations_in_flight(const RunShape& s, int64_t rank) {
-  double chunks = 0, held = 0, recomputed = 0;
-  RunShape without = s;
-  without.recompute = {};
+Activations activations_in_flight(const RunShape& s, int64_t rank) {
+  RunShape without = s, recomputes = s;
+  without.recompute = {}, recomputes.recompute.layers = -1;
+  double chunks = 0, held = 0, on_host = 0, recomputed = 0, offloaded = 0;
   for (size_t i = 0; i < s.stages.size(); ++i) {
     if (!holds(s, i, rank)) continue;
     const StageShape& stage = s.stages[i];
     ++chunks;
+    // Recomputation by blocks, and offload, take the first layers.
+    int64_t few = !s.recompute.full ? 0 : s.recompute.layers >= 0 ? s.recompute.layers : stage.layers() + 1;
+    int64_t away = s.offloaded_layers;
     const auto add = [&](bool expert, int64_t count) {
-      if (count == 0) return;
-      // Recomputation by blocks: the first layers keep their input only.
-      const int64_t few = s.recompute.full && s.recompute.layers >= 0 ? std::min(count, s.recompute.layers)
-                                                                      : (s.recompute.full ? count : 0);
-      RunShape full = s;
-      full.recompute.layers = -1;
-      held += real(few) * layer_activations(full, expert) +
-              real(count - few) * layer_activations(s.recompute.full ? without : s, expert);
-      if (few > 0) recomputed = std::max(recomputed, layer_activations(without, expert));
+      const double all = layer_activations(s.recompute.full ? without : s, expert);
+      for (int64_t layer = 0; layer < count; ++layer, --few, --away) {
+        const double kept = few > 0 ? layer_activations(recomputes, expert) : all;
+        (away > 0 ? on_host : held) += kept;
+        if (few > 0) recomputed = std::max(recomputed, layer_activations(without, expert));
+        if (away > 0) offloaded = std::max(offloaded, kept);
+      }
     };
     add(false, stage.dense_layers);
     add(true, stage.expert_layers);
     if (stage.mtp_layers > 0) add(s.is_expert_layer(s.layers - 1), stage.mtp_layers);
   }
-  return chunks == 0 ? 0 : held / chunks * real(chunks_in_flight(s, rank)) + recomputed;
+  if (chunks == 0) return {};
+  const double in_flight = real(chunks_in_flight(s, rank)) / chunks;
+  // Two layers on their way to or from the host are on the device.
+  return {held * in_flight + recomputed + 2 * offloaded, on_host * in_flight};
 }
 
 // Elements of the largest weight of a layer on one rank, whose gradient is a temporary buffer.
@@ -178,8 +187,11 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   const auto of = [&](config::ShardingStrategy least) { return s.sharding >= least ? part : p.total(); };
   m.parameters = s.parameter_bytes * of(optim_grads_params);
   m.gradients = s.gradient_bytes * of(optim_grads);
-  m.main_parameters = s.main_bytes * of(optim);
-  m.moments = s.moment_bytes * of(optim);
+  const double device = 1 - s.offloaded_state;
+  m.main_parameters = device * s.main_bytes * of(optim);
+  m.moments = device * s.moment_bytes * of(optim);
+  // The host keeps the updated parameters too, until they are copied.
+  m.host = s.offloaded_state * (s.main_bytes + s.moment_bytes + s.parameter_bytes) * of(optim);
   // Two blocks are gathered: the one that computes, and the next one. Gradients of two wait for their
   // reduction, which has a buffer of one.
   if (s.sharding >= optim_grads) {
@@ -196,7 +208,8 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
   std::vector<MemoryShape> ranks;
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     MemoryShape m = states(s, rank);
-    m.activations = activations_in_flight(s, rank);
+    const Activations activations = activations_in_flight(s, rank);
+    m.activations = activations.device, m.host += activations.host;
     const double rows = s.tokens() * s.activation_bytes * real(s.hidden);
     for (size_t i = 0; i < s.stages.size(); ++i) {
       if (!holds(s, i, rank)) continue;

@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "base/text.hpp"
-#include "config/sections/batch_ramp.hpp"
 #include "planner/collectives.hpp"
 #include "planner/memory.hpp"
+#include "planner/pipeline.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
@@ -30,7 +30,12 @@ RankMemory by_formula(const MemoryShape& shape) {
   set(MemoryCategory::moments, shape.moments);
   set(MemoryCategory::activations, shape.activations);
   set(MemoryCategory::workspace, shape.workspace);
+  memory.host = shape.host;
   return memory;
+}
+
+bool holds_less(const MemoryShape& a, const MemoryShape& b) {
+  return a.total() < b.total();
 }
 
 RankMemory exact_memory(const config::Config& config, const Cluster& cluster, int64_t rank) {
@@ -79,11 +84,12 @@ void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
 void set_parts(Plan& plan) {
   const WorkTime& work = plan.time.work;
   const auto hidden = [&](const std::string& name) {
-    return name == "tensor_parallel"    ? work.tensor_hidden
-           : name == "context_parallel" ? work.context_hidden
-           : name == "expert_parallel"  ? work.expert_hidden
-           : name == "data_parallel"    ? plan.time.data_hidden
-                                        : 0;
+    return name == "tensor_parallel"      ? work.tensor_hidden
+           : name == "context_parallel"   ? work.context_hidden
+           : name == "expert_parallel"    ? work.expert_hidden
+           : name == "activation_offload" ? work.offload_hidden
+           : name == "data_parallel"      ? plan.time.data_hidden
+                                          : 0;
   };
   for (const auto& [name, exposed] : exposed_parts(plan.time))
     plan.parts.push_back({name, exposed, hidden(name)});
@@ -105,6 +111,7 @@ std::string limit_text(const TimePart& part, const RunShape& s) {
   if (part.name == "tensor_parallel") return "exposed tensor-parallel communication" + over(s.tp);
   if (part.name == "context_parallel") return "exposed context-parallel communication" + over(s.cp);
   if (part.name == "expert_parallel") return "exposed expert-parallel communication" + over(s.ep);
+  if (part.name == "activation_offload") return "exposed copies of activations to and from host memory";
   if (part.name == "pipeline_transfers")
     return "transfers between " + std::to_string(s.pp) + " pipeline stages";
   if (part.name == "pipeline_bubble")
@@ -131,14 +138,16 @@ void set_limits(Plan& plan) {
 void set_warnings(Plan& plan) {
   const RunShape& s = plan.shape;
   const Cluster& c = plan.cluster;
-  const auto crosses = [&](const char* name, int64_t stride, int64_t size) {
+  const auto crosses = [&](const char* name, int64_t stride, int64_t size, double WorkTime::*part) {
     if (size > 1 && group_of(c, stride, size).crosses_domains())
-      plan.warnings.push_back(std::string(name) + " group of " + std::to_string(size) +
-                              " ranks leaves the fast domain of " + std::to_string(c.fast_domain()) +
-                              " GPUs: its communication takes the network");
+      plan.warnings.push_back(
+          std::string(name) + " group of " + std::to_string(size) + " ranks leaves the fast domain of " +
+          std::to_string(c.fast_domain()) + " GPUs: its communication takes the network and " +
+          significant(plan.time.work.*part, 3) + " s of the step, where within one " +
+          "fast domain it would take " + significant(time_within_one_domain(s, c).work.*part, 3) + " s");
   };
-  crosses("tensor-parallel", 1, s.tp);
-  crosses("expert-parallel", s.etp, s.ep);
+  crosses("tensor-parallel", 1, s.tp, &WorkTime::tensor);
+  crosses("expert-parallel", s.etp, s.ep, &WorkTime::expert);
   if (s.tp > 1 && !s.sequence_parallel)
     plan.warnings.push_back(
         "without dist.sequence_parallel each tensor-parallel rank keeps the norms' inputs of "
@@ -176,116 +185,20 @@ Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice
   return plan;
 }
 
-std::optional<double> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
+std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
   config.train.device = cluster.device;
   const RunShape shape = run_shape(config);
   const std::vector<MemoryShape> ranks = memory_by_rank(shape);
-  const auto fullest =
-      std::max_element(ranks.begin(), ranks.end(),
-                       [](const MemoryShape& a, const MemoryShape& b) { return a.total() < b.total(); }) -
-      ranks.begin();
+  const auto fullest = std::max_element(ranks.begin(), ranks.end(), holds_less) - ranks.begin();
   const int64_t needed = estimated_passes(shape, fullest);
   if (needed > passes) return std::nullopt;
   passes -= needed;
-  return exact_memory(config, cluster, train::pipeline_ranks(config)[static_cast<size_t>(fullest)]).total();
+  return exact_memory(config, cluster, train::pipeline_ranks(config)[static_cast<size_t>(fullest)]);
 }
 
-double fullest_by_formula(const RunShape& shape) {
-  double most = 0;
-  for (const MemoryShape& memory : memory_by_rank(shape)) most = std::max(most, memory.total());
-  return most;
-}
-
-namespace {
-
-// Overrides that are worth a look, each a single idea.
-std::vector<std::vector<std::string>> candidates(const RunShape& s) {
-  using enum config::ShardingStrategy;
-  std::vector<std::vector<std::string>> list;
-  const auto number = [](const char* field, int64_t value) { return field + std::to_string(value); };
-  const auto add = [&](std::vector<std::string> overrides) { list.push_back(std::move(overrides)); };
-  if (s.sharding == no_shard && s.dp * s.cp > 1) add({"ddp=zero1"});
-  if (s.sharding == optim && s.pp == 1) add({"ddp=zero3"});
-  if (s.sharding == optim_grads_params) add({"ddp=zero1"});
-  if (s.tp > 1 && !s.sequence_parallel) add({"dist.sp=true"});
-  if (s.tp > 1 && !s.overlap_tp) add({"comm_overlap=tp"});
-  if (!s.overlap_grad_reduce && s.dp * s.cp > 1 && s.sharding != no_shard)
-    add({"ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"});
-  if (s.recompute.any())
-    add({"model.recompute_granularity=null", "model.recompute_method=null", "model.recompute_num_layers=null",
-         "~model.recompute_modules"});
-  else
-    add({"model.recompute_granularity=full", "model.recompute_method=uniform",
-         "model.recompute_num_layers=1"});
-  add({number("train.micro_batch_size=", 2 * s.micro_batch)});
-  if (s.micro_batch > 1) add({number("train.micro_batch_size=", s.micro_batch / 2)});
-  if (s.pp > 1) add({number("dist.vpp=", 2 * s.vpp)});
-  if (s.tp > 1) add({number("dist.tp=", s.tp / 2)});
-  if (s.pp > 1) add({number("dist.pp=", s.pp / 2)});
-  if (s.cp > 1) add({number("dist.cp=", s.cp / 2)});
-  if (s.experts) add({number("dist.ep=", 2 * s.ep)});
-  if (s.experts && s.sharding == optim_grads_params)
-    add({number("dist.ep=", std::min<int64_t>(8, s.experts->count)), "ddp=zero1"});
-  add({number("dist.tp=", 2 * s.tp), "dist.sp=true"});
-  add({number("dist.pp=", 2 * s.pp)});
-  add({number("dist.tp=", 2 * s.tp), "dist.sp=true", "ddp=zero1"});
-  add({number("dist.tp=", 2 * s.tp), "dist.sp=true", number("dist.pp=", 2 * s.pp)});
-  return list;
-}
-
-struct Candidate {
-  Change change;
-  config::Config config;
-  RunShape shape;
-};
-
-// The recipe with the overrides, which get one more where the global batch size would change with them.
-std::optional<Candidate> try_change(const Plan& plan, const Resolver& resolve,
-                                    std::vector<std::string> overrides) {
-  auto config = resolve(overrides);
-  const auto differs = [&] { return config && config::full_batch_size(*config) != plan.shape.global_batch; };
-  if (differs()) {
-    overrides.push_back("train.global_batch_size=" + std::to_string(plan.shape.global_batch));
-    config = resolve(overrides);
-  }
-  if (!config || differs()) return std::nullopt;
-  Candidate candidate{{std::move(overrides)}, *config, run_shape(*config)};
-  // The formula's figure is scaled by what the exact one of the plan is of it.
-  const double scale = plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape);
-  candidate.change.seconds = step_time(candidate.shape, plan.cluster).seconds;
-  candidate.change.bytes = scale * fullest_by_formula(candidate.shape);
-  return candidate;
-}
-
-}  // namespace
-
-std::vector<Change> find_changes(const Plan& plan, const Resolver& resolve, size_t most) {
-  const auto usable = static_cast<double>(plan.cluster.usable_memory.value);
-  std::vector<Candidate> found;
-  for (auto& overrides : candidates(plan.shape)) {
-    auto candidate = try_change(plan, resolve, std::move(overrides));
-    if (!candidate) continue;
-    const Change& change = candidate->change;
-    if (change.bytes > usable || (plan.fits && change.seconds > 0.98 * plan.time.seconds)) continue;
-    // An override that changes nothing more than an earlier one is no proposal of its own.
-    if (std::none_of(found.begin(), found.end(), [&](const Candidate& other) {
-          return other.change.seconds == change.seconds && other.change.bytes == change.bytes;
-        }))
-      found.push_back(std::move(*candidate));
-  }
-  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-    return a.change.seconds < b.change.seconds;
-  });
-  std::vector<Change> changes;
-  int64_t passes = kAffordablePasses;
-  for (Candidate& candidate : found) {
-    if (changes.size() == most) break;
-    const auto exact = plan.memory[plan.fullest].exact ? exact_fullest(candidate.config, plan.cluster, passes)
-                                                       : std::nullopt;
-    if (exact) candidate.change.bytes = *exact, candidate.change.exact = true;
-    if (candidate.change.bytes <= usable) changes.push_back(std::move(candidate.change));
-  }
-  return changes;
+RankMemory fullest_by_formula(const RunShape& shape) {
+  const std::vector<MemoryShape> ranks = memory_by_rank(shape);
+  return by_formula(*std::max_element(ranks.begin(), ranks.end(), holds_less));
 }
 
 }  // namespace capstan::planner

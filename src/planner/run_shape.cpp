@@ -167,6 +167,8 @@ RunShape run_shape(const config::Config& config) {
   s.micro_batch = config.train.micro_batch_size;
   s.global_batch = config.train.global_batch_size ? config::full_batch_size(config) : s.micro_batch * s.dp;
   set_recompute(s, config.model);
+  if (config.optimizer.optimizer_cpu_offload) s.offloaded_state = config.optimizer.optimizer_offload_fraction;
+  if (config.model.cpu_offloading) s.offloaded_layers = config.model.cpu_offloading_num_layers;
   set_adapters(s, config);
   if (!dist.cp_comm_type.empty()) s.context_exchange = exchange_of(dist.cp_comm_type.front());
   s.overlap_grad_reduce = config.ddp.overlap_grad_reduce;

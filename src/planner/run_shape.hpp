@@ -25,6 +25,7 @@ struct RecomputeShape {
   // Parts of a layer: the core of attention, norms, the MLP or the experts, and their activation function.
   bool attention = false, norms = false, mlp = false, activation = false;
   bool any() const { return full || attention || norms || mlp || activation; }
+  bool operator==(const RecomputeShape&) const = default;
 };
 
 // Exchange of keys and values between the ranks of context parallelism.
@@ -109,6 +110,10 @@ struct RunShape {
   double adapter_parameters = 0;
   // Bytes of one frozen weight of a linear layer, where it is quantized.
   std::optional<double> frozen_bytes;
+  // Fraction of main parameters and moments that is in host memory and updated there.
+  double offloaded_state = 0;
+  // First layers of each stage whose saved activations are in host memory.
+  int64_t offloaded_layers = 0;
   // Attention writes its scores (no flash attention).
   bool stores_scores = false;
   bool overlap_grad_reduce = false, overlap_param_gather = false, overlap_tp = false, overlap_p2p = false,

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/text.hpp"
-#include "config/sections/batch_ramp.hpp"
 #include "planner/memory.hpp"
+#include "planner/overrides.hpp"
 
 namespace capstan::planner {
 
@@ -22,7 +21,7 @@ struct Scored {
   double seconds = 0, bytes = 0;
 };
 
-// 1, 2, 4, … up to `most`, and all other divisors of `number` up to it.
+// Divisors of `number` up to `most`.
 std::vector<int64_t> sizes(int64_t number, int64_t most) {
   std::vector<int64_t> found;
   for (int64_t size = 1; size <= std::min(number, most); ++size)
@@ -37,7 +36,7 @@ class Enumeration {
 
   void run() {
     for (const int64_t tp : sizes(gpus_, cluster_.fast_domain())) {
-      if (!tensor_divides(tp)) continue;
+      if (!divides_tensors(base_, tp)) continue;
       for (const int64_t pp : sizes(gpus_ / tp, base_.layers + 2))
         for (const int64_t cp : sizes(gpus_ / (tp * pp), 32)) {
           if (cp > 1 && (base_.seq % (2 * cp) != 0 || base_.seq / cp < 1024)) continue;
@@ -50,11 +49,6 @@ class Enumeration {
   std::vector<Scored> fitting;
 
  private:
-  bool tensor_divides(int64_t tp) const {
-    const bool groups = base_.latent || base_.kv_groups % tp == 0 || tp % base_.kv_groups == 0;
-    return base_.heads % tp == 0 && groups && base_.ffn % tp == 0 && base_.vocab % tp == 0;
-  }
-
   std::vector<int64_t> expert_sizes(int64_t tp, int64_t pp) const {
     if (!base_.experts) return {1};
     std::vector<int64_t> found;
@@ -73,7 +67,7 @@ class Enumeration {
       for (const int64_t vpp : sizes(base_.layers + 2, pp > 1 ? 16 : 1)) {
         s.vpp = vpp;
         s.schedule = vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
-        if ((vpp > 1 && s.micro_batches() % pp != 0) || !split(s)) continue;
+        if ((vpp > 1 && s.micro_batches() % pp != 0) || !divide_layers(s)) continue;
         for (const ShardingStrategy sharding :
              {ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
           // Without replicas nothing is sharded; with a pipeline each micro-batch would gather all again.
@@ -89,26 +83,9 @@ class Enumeration {
     }
   }
 
-  // An even split of the layers, or of layers, embedding and output layer together.
-  static bool split(RunShape& s) {
-    const int64_t stages = s.pp * s.vpp;
-    if (s.layers % stages == 0) {
-      split_evenly(s);
-      return true;
-    }
-    if (s.pp == 1 || (s.layers + 2) % stages != 0 || s.layers + 2 == stages) return false;
-    RunShape longer = s;
-    longer.layers += 2;
-    split_evenly(longer);
-    s.stages = std::move(longer.stages), s.stage_ranks = std::move(longer.stage_ranks);
-    for (StageShape* stage : {&s.stages.front(), &s.stages.back()})
-      --(stage->dense_layers > 0 ? stage->dense_layers : stage->expert_layers);
-    return true;
-  }
-
   void score(const RunShape& s) {
     ++tried;
-    const double bytes = fullest_by_formula(s);
+    const double bytes = fullest_by_formula(s).total();
     if (bytes > static_cast<double>(cluster_.usable_memory.value)) return;
     fitting.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
   }
@@ -117,63 +94,6 @@ class Enumeration {
   const Cluster& cluster_;
   const int64_t gpus_;
 };
-
-// Overrides that turn the recipe into the shape.
-std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
-  std::vector<std::string> words;
-  const auto number = [&](const char* field, int64_t before, int64_t value) {
-    if (before != value) words.push_back(field + std::to_string(value));
-  };
-  number("dist.tp=", base.tp, s.tp);
-  if (base.sequence_parallel != s.sequence_parallel)
-    words.push_back(std::string("dist.sp=") + (s.sequence_parallel ? "true" : "false"));
-  number("dist.pp=", base.pp, s.pp);
-  if (base.vpp != s.vpp) words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
-  if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0) {
-    words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
-    words.emplace_back("dist.account_for_loss_in_pipeline_split=true");
-  }
-  number("dist.cp=", base.cp, s.cp);
-  if (s.experts) {
-    number("dist.ep=", base.ep, s.ep);
-    // Unless it is given, that of dense layers.
-    if (s.tp > 1 || base.etp > 1) words.emplace_back("dist.etp=1");
-  }
-  if (base.sharding != s.sharding)
-    words.emplace_back(s.sharding == ShardingStrategy::optim ? "ddp=zero1" : "ddp=zero3");
-  number("train.micro_batch_size=", base.micro_batch, s.micro_batch);
-  if (s.recompute.full && !(base.recompute.full && base.recompute.layers < 0))
-    words.insert(words.end(), {"model.recompute_granularity=full", "model.recompute_method=uniform",
-                               "model.recompute_num_layers=1"});
-  if (!s.recompute.full && base.recompute.any())
-    words.insert(words.end(), {"model.recompute_granularity=null", "model.recompute_method=null",
-                               "model.recompute_num_layers=null", "~model.recompute_modules"});
-  return words;
-}
-
-// The recipe of a layout: as it is, or without a split that the recipe writes down.
-std::optional<config::Config> legal(const Resolver& resolve, std::vector<std::string>& overrides,
-                                    int64_t global_batch) {
-  const std::vector<std::vector<std::string>> further = {
-      {},
-      {"dist.pipeline_model_parallel_layout=null"},
-      {"dist.account_for_embedding_in_pipeline_split=false",
-       "dist.account_for_loss_in_pipeline_split=false"}};
-  for (const auto& words : further) {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), words.begin(), words.end());
-    auto config = resolve(all);
-    const auto differs = [&] { return config && config::full_batch_size(*config) != global_batch; };
-    if (differs()) {
-      all.push_back("train.global_batch_size=" + std::to_string(global_batch));
-      config = resolve(all);
-    }
-    if (!config || differs()) continue;
-    overrides = std::move(all);
-    return config;
-  }
-  return std::nullopt;
-}
 
 // Whether two layouts differ in nothing but how samples are divided, with the same time: context parallelism
 // with a larger micro-batch instead of data parallelism.
@@ -197,6 +117,76 @@ std::vector<Scored> without_variants(const std::vector<Scored>& scored) {
   return kept;
 }
 
+bool is_faster(const Scored& a, const Scored& b) {
+  return a.seconds < b.seconds;
+}
+
+// The layouts that no other beats in time and memory by formula, the fastest first.
+std::vector<Scored> front_of(std::vector<Scored> scored) {
+  std::stable_sort(scored.begin(), scored.end(), is_faster);
+  std::vector<Scored> front;
+  for (const Scored& one : scored)
+    if (front.empty() || one.bytes < front.back().bytes) front.push_back(one);
+  return front;
+}
+
+// The fastest by the simulated pipeline, without variants.
+std::vector<Scored> fastest_of(std::vector<Scored> scored, const Cluster& cluster) {
+  const size_t simulated = std::min(kSimulated, scored.size());
+  std::partial_sort(scored.begin(), scored.begin() + static_cast<std::ptrdiff_t>(simulated), scored.end(),
+                    is_faster);
+  scored.resize(simulated);
+  for (Scored& one : scored) one.seconds = step_time(one.shape, cluster).seconds;
+  std::stable_sort(scored.begin(), scored.end(), is_faster);
+  return without_variants(scored);
+}
+
+// Turns scored layouts into recipes.
+class LayoutList {
+ public:
+  LayoutList(const RunShape& base, const Cluster& cluster, const Resolver& resolve)
+      : base_(base), cluster_(cluster), resolve_(resolve) {}
+
+  // False: it is not a legal recipe, does not fit, or is in the list. passes: as of exact_fullest().
+  bool add(const Scored& one, int64_t& passes) {
+    Layout layout;
+    layout.overrides = overrides_of(base_, one.shape);
+    const auto config = legal_recipe(resolve_, layout.overrides, base_.global_batch);
+    if (!config || std::any_of(layouts.begin(), layouts.end(),
+                               [&](const Layout& other) { return other.overrides == layout.overrides; }))
+      return false;
+    layout.shape = run_shape(*config);
+    layout.bytes = fullest_by_formula(layout.shape).total();
+    if (const auto exact = exact_fullest(*config, cluster_, passes))
+      layout.bytes = exact->total(), layout.exact = true;
+    if (layout.bytes > static_cast<double>(cluster_.usable_memory.value)) return false;
+    layout.time = step_time(layout.shape, cluster_);
+    layouts.push_back(std::move(layout));
+    return true;
+  }
+
+  std::vector<Layout> layouts;
+
+ private:
+  const RunShape& base_;
+  const Cluster& cluster_;
+  const Resolver& resolve_;
+};
+
+// Adds layouts of the front with less memory than those of the list, at about equal ratios of their memory.
+void add_front(LayoutList& list, const std::vector<Scored>& front) {
+  if (front.empty()) return;
+  double below = front.front().bytes;
+  const double ratio = std::pow(front.back().bytes / below, 1.0 / static_cast<double>(kFrontLayouts));
+  int64_t passes = kAffordablePasses / 2;
+  for (size_t i = 0, added = 0; i < front.size() && added < kFrontLayouts; ++i) {
+    // The one with the least memory ends the front.
+    if (front[i].bytes > below * ratio * 1.001 && i + 1 < front.size()) continue;
+    if (list.add(front[i], passes)) ++added;
+    below = front[i].bytes;
+  }
+}
+
 }  // namespace
 
 SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
@@ -206,42 +196,39 @@ SearchResult search_layouts(const config::Config& config, const Cluster& cluster
   all.run();
   SearchResult result;
   result.tried = all.tried, result.fitting = std::ssize(all.fitting);
-  const auto faster = [](const Scored& a, const Scored& b) { return a.seconds < b.seconds; };
-  const size_t simulated = std::min(kSimulated, all.fitting.size());
-  std::partial_sort(all.fitting.begin(), all.fitting.begin() + static_cast<std::ptrdiff_t>(simulated),
-                    all.fitting.end(), faster);
-  all.fitting.resize(simulated);
-  for (Scored& one : all.fitting) one.seconds = step_time(one.shape, cluster).seconds;
-  std::stable_sort(all.fitting.begin(), all.fitting.end(), faster);
+  LayoutList list(base, cluster, resolve);
+  const std::vector<Scored> front = front_of(all.fitting);
   int64_t passes = 2 * kAffordablePasses;
-  for (const Scored& one : without_variants(all.fitting)) {
-    if (result.layouts.size() == most) break;
-    Layout layout;
-    layout.overrides = overrides_of(base, one.shape);
-    const auto legal_config = legal(resolve, layout.overrides, base.global_batch);
-    if (!legal_config) continue;
-    layout.shape = run_shape(*legal_config);
-    layout.bytes = fullest_by_formula(layout.shape);
-    if (const auto exact = exact_fullest(*legal_config, cluster, passes))
-      layout.bytes = *exact, layout.exact = true;
-    if (layout.bytes > static_cast<double>(cluster.usable_memory.value)) continue;
-    layout.time = step_time(layout.shape, cluster);
-    result.layouts.push_back(std::move(layout));
+  for (const Scored& one : fastest_of(std::move(all.fitting), cluster)) {
+    if (list.layouts.size() == most) break;
+    list.add(one, passes);
   }
+  add_front(list, front);
+  result.layouts = std::move(list.layouts);
   std::stable_sort(result.layouts.begin(), result.layouts.end(),
                    [](const Layout& a, const Layout& b) { return a.time.seconds < b.time.seconds; });
+  mark_front(result.layouts);
   return result;
 }
 
-std::string slower_by(const Layout& best, const Layout& other) {
-  const auto before = exposed_parts(best.time), after = exposed_parts(other.time);
-  size_t most = 0;
-  for (size_t i = 0; i < after.size(); ++i)
-    if (after[i].second - before[i].second > after[most].second - before[most].second) most = i;
-  std::string name = after[most].first;
-  std::replace(name.begin(), name.end(), '_', ' ');
-  const double seconds = after[most].second - before[most].second;
-  return name + ": " + (seconds < 0.1 ? fixed(1e3 * seconds, 1) + " ms" : fixed(seconds, 2) + " s") + " more";
+void mark_front(std::vector<Layout>& layouts) {
+  constexpr double kEqual = 1.005;
+  const auto beats = [&](const Layout& a, const Layout& b) {
+    const double slower = a.time.seconds / b.time.seconds, larger = a.bytes / b.bytes;
+    return std::max(slower, larger) <= kEqual && std::min(slower, larger) * kEqual < 1;
+  };
+  for (Layout& one : layouts)
+    one.on_front =
+        std::none_of(layouts.begin(), layouts.end(), [&](const Layout& other) { return beats(other, one); });
+}
+
+std::vector<std::pair<std::string, double>> differences(const Layout& best, const Layout& other) {
+  const auto before = exposed_parts(best.time);
+  auto parts = exposed_parts(other.time);
+  for (size_t i = 0; i < parts.size(); ++i) parts[i].second -= before[i].second;
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
+  return parts;
 }
 
 }  // namespace capstan::planner

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "planner/overrides.hpp"
 #include "planner/plan.hpp"
 
 namespace capstan::planner {
@@ -17,21 +19,31 @@ struct Layout {
   double bytes = 0;  // of the fullest rank
   // Whether the bytes are those of the trainer's step, or by formula.
   bool exact = false;
+  // Whether no other layout of the list is as fast with less memory, or faster with as much, by half a
+  // percent: the Pareto front of memory and time.
+  bool on_front = false;
 };
 
 struct SearchResult {
   // Layouts whose sizes divide, and those of them that fit by formula.
   int64_t tried = 0, fitting = 0;
-  // The fastest that are legal recipes and fit, best first.
+  // Legal recipes that fit, the fastest first: the fastest of all, and those with less memory that are on the
+  // Pareto front of all.
   std::vector<Layout> layouts;
 };
 
 // Searches on dist.world_size GPUs. The batch, the model and number formats are those of the recipe. All
-// layouts are ranked with a formula of the pipeline; the pipelines of the best are then simulated.
+// layouts are ranked with a formula of the pipeline; the pipelines of the best are then simulated. Lists the
+// `most` fastest, and at most kFrontLayouts more of the front.
+inline constexpr size_t kFrontLayouts = 6;
 SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
                             size_t most = 5);
 
-// Why `other` is slower: the part of the step that grows the most, "pipeline bubble: 1.20 s more".
-std::string slower_by(const Layout& best, const Layout& other);
+// Sets Layout::on_front of each.
+void mark_front(std::vector<Layout>& layouts);
+
+// Why `other` is slower than the best: seconds of each part that it takes more, or less (negative), the
+// largest first.
+std::vector<std::pair<std::string, double>> differences(const Layout& best, const Layout& other);
 
 }  // namespace capstan::planner

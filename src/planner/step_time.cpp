@@ -4,19 +4,15 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "parallel/schedule.hpp"
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
 #include "planner/memory.hpp"
+#include "planner/pipeline.hpp"
 
 namespace capstan::planner {
 
 namespace {
-
-int64_t nanoseconds(double seconds) {
-  return std::llround(1e9 * seconds);
-}
 
 double simulated_seconds(const parallel::PipelineShape& pipeline,
                          const std::vector<parallel::ActionTicks>& ticks, int64_t transfer) {
@@ -28,18 +24,8 @@ double simulated_seconds(const parallel::PipelineShape& pipeline,
 // Seconds of all micro-batches. In its steady state a pipeline takes the same time for each further group of
 // micro-batches, so that not more of them than a few groups are simulated.
 double pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages, double transfer) {
-  parallel::PipelineShape pipeline;
-  pipeline.ranks = s.pp, pipeline.chunks = s.vpp, pipeline.micro_batches = s.micro_batches();
-  pipeline.group = std::max(s.group, s.pp), pipeline.order = s.schedule, pipeline.stage_ranks = s.stage_ranks;
-  std::vector<parallel::ActionTicks> ticks;
-  for (const StageTime& stage : stages) {
-    parallel::ActionTicks& one = ticks.emplace_back();
-    one.forward = nanoseconds(stage.forward.total());
-    one.backward = nanoseconds(stage.input_gradients.total() + stage.recompute.total());
-    const int64_t weights = nanoseconds(stage.weight_gradients.total());
-    one.weight_gradients = pipeline.separates_weight_gradients() ? weights : 0;
-    if (!pipeline.separates_weight_gradients()) one.backward += weights;
-  }
+  parallel::PipelineShape pipeline = pipeline_of(s);
+  const std::vector<parallel::ActionTicks> ticks = action_ticks(pipeline, stages);
   const int64_t sent = nanoseconds(transfer), all = pipeline.micro_batches, group = pipeline.group;
   const int64_t rest = all % group;
   const int64_t few = 4 * group + rest, more = 6 * group + rest;
@@ -126,7 +112,13 @@ double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParamete
     parameters = p.dense / real(s.dp * s.cp) + p.experts / real(std::max<int64_t>(1, s.expert_dp()));
   // The gradient is read for the norm and for the update; the state is read and written.
   const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
-  return memory_seconds(c, parameters * (2 * s.gradient_bytes + main + 2 * s.moment_bytes), 10);
+  const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
+  const double on_host = s.frozen_base ? 0 : s.offloaded_state * parameters, on_device = parameters - on_host;
+  const double device = memory_seconds(c, parameters * norm + on_device * update, 10);
+  if (on_host == 0) return device;
+  // Copies in both directions, the host's update and the device's run at the same time, bucket after bucket.
+  const double copied = on_host * std::max(s.gradient_bytes, s.parameter_bytes) / (1e9 * c.host_bandwidth);
+  return std::max({device, copied, on_host * update / (1e9 * c.host_memory_bandwidth)});
 }
 
 }  // namespace
@@ -151,11 +143,8 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
     step.bubble = real(s.pp - 1) / real(s.vpp) * work / micro_batches;
     pipeline += step.bubble;
   } else if (s.pp > 1) {
-    const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp);
-    const double bytes =
-        s.activation_bytes * s.tokens() * real(s.hidden) / (s.sequence_parallel ? real(s.tp) : 1);
     const double without = pipeline_seconds(s, stages, 0);
-    pipeline = pipeline_seconds(s, stages, transfer_seconds(c, ranks.crosses_domains(), bytes));
+    pipeline = pipeline_seconds(s, stages, stage_transfer_seconds(s, c));
     step.bubble = without - work;
     step.transfers = std::max(0.0, pipeline - without);
   }
@@ -178,6 +167,7 @@ std::vector<std::pair<std::string, double>> exposed_parts(const StepTime& t) {
           {"tensor_parallel", t.work.tensor},
           {"context_parallel", t.work.context},
           {"expert_parallel", t.work.expert},
+          {"activation_offload", t.work.offload},
           {"pipeline_transfers", t.transfers},
           {"pipeline_bubble", t.bubble},
           {"data_parallel", t.data},

@@ -14,11 +14,11 @@ namespace capstan::planner {
 // Seconds of computation, and of communication that delays it (exposed) or not (hidden).
 struct WorkTime {
   double gemm = 0, attention = 0, memory = 0;
-  double tensor = 0, context = 0, expert = 0;
-  double tensor_hidden = 0, context_hidden = 0, expert_hidden = 0;
+  double tensor = 0, context = 0, expert = 0, offload = 0;
+  double tensor_hidden = 0, context_hidden = 0, expert_hidden = 0, offload_hidden = 0;
   double compute() const { return gemm + attention + memory; }
   // Without what is hidden.
-  double total() const { return compute() + tensor + context + expert; }
+  double total() const { return compute() + tensor + context + expert + offload; }
   WorkTime& operator+=(const WorkTime& other);
   WorkTime scaled(double factor) const;
 };
@@ -37,7 +37,7 @@ struct StepTime {
   double transfers = 0;              // between stages, as far as they delay the pipeline
   double bubble = 0;                 // the rank waits for other stages
   double data = 0, data_hidden = 0;  // gradients and parameters of data parallelism
-  double optimizer = 0;              // update, gradient norm
+  double optimizer = 0;              // update, gradient norm, copies of offloaded state
   double other = 0;                  // Cluster::other_fraction
   double seconds = 0;
   // The same with Cluster::uncertainty() less and more.

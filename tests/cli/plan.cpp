@@ -64,6 +64,28 @@ TEST_CASE("a plan that does not fit ends with code 3 and overrides that fit") {
   CHECK(run(words).code == 0);
 }
 
+TEST_CASE("a plan for GPUs with another memory lists the changes after which it fits, cheapest first") {
+  const auto plan = run({"plan", "llama3-8b", "--gpu-memory", "40GB", "--json"});
+  CHECK(plan.code == 3);
+  const Json object = json_of(plan.out);
+  // What CUDA, NCCL and the driver take of an H100 is taken from these too.
+  CHECK(object["usable_memory_bytes"] == 40'000'000'000 - (int64_t{3} << 30));
+  REQUIRE(object["changes"].size() >= 2);
+  double before = 0;
+  for (const auto& change : object["changes"]) {
+    CHECK_FALSE(change["name"].get<std::string>().empty());
+    CHECK(change["memory_bytes"] <= object["usable_memory_bytes"]);
+    CHECK(change["step_seconds"] >= before);
+    before = change["step_seconds"];
+  }
+  const auto little = run({"plan", "llama3-8b", "--gpu-memory", "2GB"});
+  CHECK(little.code == 2);
+  CHECK(holds(little.err, "--gpu-memory 2GB is not more than the 3.00 GiB that CUDA, NCCL and the driver"));
+  const auto unit = run({"plan", "llama3-8b", "--gpu-memory", "40G"});
+  CHECK(unit.code == 2);
+  CHECK(holds(unit.err, "--gpu-memory 40G is ambiguous"));
+}
+
 TEST_CASE("wrong clusters and numbers of GPUs are errors of the command line") {
   const auto unknown = run({"plan", "llama3-8b", "--cluster", "h10"});
   CHECK(unknown.code == 2);
@@ -84,6 +106,76 @@ TEST_CASE("wrong clusters and numbers of GPUs are errors of the command line") {
   CHECK(holds(format.err, "`fp4_tflops`"));
 }
 
+TEST_CASE("a plan of a token or compute budget says days, failures, energy and cost") {
+  const auto plan = run({"plan", "llama3-8b", "--tokens", "15T", "--price-per-gpu-hour", "2", "--json"});
+  REQUIRE(plan.code == 0);
+  const Json object = json_of(plan.out), length = object["run"];
+  CHECK(length["tokens"] == 15e12);
+  CHECK(length["flops"].get<double>() == doctest::Approx(15e12 * object["flops_per_token"].get<double>()));
+  CHECK(length["cost"].get<double>() == doctest::Approx(2 * length["gpu_hours"].get<double>()));
+  const auto text = run({"plan", "llama3-8b", "--compute", "1e22"});
+  CHECK(text.code == 0);
+  CHECK(holds(text.out, "(causal attention, output layer); by 6 N "));
+  CHECK(holds(text.out, "steps; Daly 2006): goodput "));
+  CHECK(holds(text.out, " MWh (700 W a GPU, PUE 1.20"));
+  CHECK(run({"plan", "llama3-8b", "--tokens", "15T", "--compute", "1e22"}).code == 2);
+  CHECK(run({"plan", "llama3-8b", "--tokens", "0"}).code == 2);
+  CHECK(run({"plan", "llama3-8b", "--search", "--tokens", "1T"}).code == 2);
+}
+
+TEST_CASE("a timeline is drawn as text, as a trace and as a picture") {
+  const TemporaryDirectory directory;
+  const std::string trace = (directory.path() / "step.json").string(),
+                    svg = (directory.path() / "step.svg").string();
+  const auto plan = run({"plan", "llama3-70b", "--memory", "formula", "--timeline", "--trace", trace, "--svg",
+                         svg, "train.global_batch_size=32"});
+  REQUIRE(plan.code == 0);
+  CHECK(holds(plan.out, "; . is idle\nrank 0    0a   1a   2a "));
+  CHECK(holds(plan.out, "\nbytes that one GPU sends in a step, by link:\n"));
+  const Json events = json_of(slurp(trace))["traceEvents"];
+  int forward = 0;
+  double last = 0;
+  for (const auto& event : events)
+    if (event["ph"] == "X") {
+      forward += event["name"] == "forward" ? 1 : 0;
+      last = std::max(last, event["ts"].get<double>() + event["dur"].get<double>());
+    }
+  // Four ranks of five chunks, for 16 micro-batches.
+  CHECK(forward == 4 * 5 * 16);
+  const auto again =
+      run({"plan", "llama3-70b", "--memory", "formula", "--json", "train.global_batch_size=32"});
+  CHECK(last == doctest::Approx(1e6 * json_of(again.out)["step_seconds"].get<double>()).epsilon(1e-6));
+  const std::string picture = slurp(svg);
+  CHECK(picture.starts_with("<svg xmlns="));
+  CHECK(picture.ends_with("</svg>\n"));
+  CHECK(holds(picture, "<title>forward of micro-batch 15, chunk 4: "));
+  // Files that are something else are not overwritten.
+  spill(svg, "notes");
+  CHECK(run({"plan", "llama3-70b", "--memory", "formula", "--svg", svg}).code == 2);
+}
+
+TEST_CASE("a plan is a page that needs nothing else") {
+  const TemporaryDirectory directory;
+  const std::string file = (directory.path() / "plan.html").string();
+  const auto plan = run({"plan", "gpt2-1.5b", "--json", "--html", file, "train.global_batch_size=64"});
+  REQUIRE(plan.code == 0);
+  const std::string page = slurp(file);
+  CHECK(page.starts_with("<!DOCTYPE html>"));
+  // Nothing is loaded: the only address is the name of SVG.
+  const std::string name = "http://www.w3.org/2000/svg";
+  for (size_t at = page.find("://"); at != std::string::npos; at = page.find("://", at + 1))
+    CHECK(page.compare(at - 4, name.size(), name) == 0);
+  CHECK(holds(page, "<title>forward of micro-batch 7, chunk 0: "));
+  // The data of the page are those of --json and of a search.
+  const std::string before = "<script type=\"application/json\" id=\"data\">";
+  const size_t begin = page.find(before) + before.size(), end = page.find("</script>", begin);
+  const Json data = json_of(page.substr(begin, end - begin)), object = json_of(plan.out);
+  CHECK(data["plan"] == object);
+  CHECK(data["run"] == object["run"]);
+  CHECK(data["search"]["layouts"].size() > 1);
+  CHECK(data["links"][0]["part"] == "data_parallel");
+}
+
 TEST_CASE("a search prints layouts, best first, whose overrides make a recipe that fits") {
   const auto text = run({"plan", "llama3-8b", "--gpus", "16", "--search"});
   CHECK(text.code == 0);
@@ -93,8 +185,8 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
   REQUIRE(found.code == 0);
   const Json object = json_of(found.out);
   CHECK(object["schema"] == "capstan.plan-search/1");
-  REQUIRE(object["layouts"].size() == 5);
-  double before = 0;
+  REQUIRE(object["layouts"].size() > 5);
+  double before = 0, least = 1e18;
   for (const auto& layout : object["layouts"]) {
     const auto seconds = layout["step_seconds"].get<double>();
     CHECK(seconds >= before);
@@ -104,7 +196,19 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
     const auto plan = run(words);
     CHECK(plan.code == 0);
     CHECK(json_of(plan.out)["step_seconds"].get<double>() == doctest::Approx(seconds));
+    // In the order of time each layout of the Pareto front needs less memory than those before it.
+    const auto bytes = layout["memory_bytes"]["total"].get<double>();
+    if (layout["pareto_front"]) {
+      CHECK(bytes < least);
+      least = bytes;
+    } else {
+      CHECK(bytes > 0.995 * least);
+    }
+    double more = 0;
+    for (const auto& part : layout["seconds_more_than_first"]) more += part.get<double>();
+    CHECK(more == doctest::Approx(seconds - object["layouts"][0]["step_seconds"].get<double>()));
   }
+  CHECK(object["layouts"][0]["pareto_front"] == true);
   // A number of GPUs that the recipe's own layout does not divide.
   CHECK(run({"plan", "llama3-70b", "--gpus", "16", "--search"}).code == 0);
   CHECK(run({"plan", "llama3-70b", "--gpus", "2", "--search"}).code == 3);

@@ -1,10 +1,12 @@
-// The trainer's pipeline schedules, simulated with published times of their actions.
+// The trainer's pipeline schedules, simulated with published times of their actions; the timeline of a step,
+// and its bytes by link.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
-#include "parallel/schedule.hpp"
+#include "planner/pipeline.hpp"
 #include "planner/published_rows.hpp"
 
 using namespace capstan;
@@ -124,4 +126,96 @@ TEST_CASE("the step times of BLOOM at other batch sizes follow from two of them"
     MESSAGE("V5, BLOOM, batch ", row.size("gbs"), ": error ", error);
     CHECK(std::abs(error) <= 0.02);
   }
+}
+
+namespace {
+
+// Eight layers on 32 GPUs: tensor parallelism of 4, four stages, two replicas.
+RunShape four_stages() {
+  RunShape shape;
+  shape.layers = 8, shape.hidden = 4096, shape.heads = 32, shape.kv_groups = 32, shape.head_dim = 128;
+  shape.ffn = 16'384, shape.vocab = 51'200, shape.seq = 2048;
+  shape.tp = 4, shape.pp = 4, shape.dp = 2, shape.etp = 4, shape.sequence_parallel = true;
+  shape.micro_batch = 1, shape.global_batch = 24;
+  shape.sharding = config::ShardingStrategy::optim;
+  split_evenly(shape);
+  return shape;
+}
+
+}  // namespace
+
+TEST_CASE("the timeline of a step keeps the order of stages, fills the step and has the bubble of the plan") {
+  RunShape shape = four_stages();
+  const Cluster cluster = read_cluster("h100");
+  for (const int64_t chunks : {1, 2}) {
+    CAPTURE(chunks);
+    shape.vpp = chunks;
+    shape.schedule =
+        chunks > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
+    split_evenly(shape);
+    const StepTime time = step_time(shape, cluster);
+    const Timeline timeline = simulate_timeline(shape, cluster, time);
+    REQUIRE(timeline.ranks.size() == 4);
+    CHECK(timeline.seconds == doctest::Approx(time.seconds).epsilon(1e-6));
+    std::map<std::pair<int64_t, int64_t>, double> forward_end;  // of micro-batch and stage
+    double busiest = 0;
+    for (size_t rank = 0; rank < 4; ++rank) {
+      double at = 0, busy = 0;
+      size_t actions = 0;
+      for (const Span& span : timeline.ranks[rank]) {
+        CHECK(span.begin >= at - 1e-9);
+        CHECK(span.communication <= span.end - span.begin + 1e-9);
+        at = span.end;
+        if (span.kind > Span::Kind::weight_gradients) continue;
+        busy += span.end - span.begin, ++actions;
+        if (span.kind == Span::Kind::forward)
+          forward_end[{span.micro_batch, span.chunk * 4 + static_cast<int64_t>(rank)}] = span.end;
+      }
+      CHECK(actions == static_cast<size_t>(2 * shape.micro_batches() * chunks));
+      CHECK(at == doctest::Approx(time.seconds).epsilon(1e-6));
+      const double pipeline = time.seconds - time.data - time.optimizer - time.other;
+      CHECK(busy + timeline.idle[rank] == doctest::Approx(pipeline).epsilon(1e-6));
+      busiest = std::max(busiest, busy);
+    }
+    CHECK(busiest == doctest::Approx(time.work.total() + time.recompute.total()).epsilon(1e-6));
+    // A stage begins a micro-batch when it has arrived from the one before.
+    const double transfer = stage_transfer_seconds(shape, cluster);
+    for (const auto& [key, end] : forward_end)
+      if (key.second > 0) CHECK(end > forward_end.at({key.first, key.second - 1}) + transfer - 1e-9);
+  }
+}
+
+TEST_CASE("bytes of a step by link are those of its collectives") {
+  const RunShape shape = four_stages();
+  const Cluster cluster = read_cluster("h100");
+  const auto traffic = link_traffic(shape, cluster, step_time(shape, cluster));
+  const auto of = [&](const std::string& part) {
+    return *std::find_if(traffic.begin(), traffic.end(), [&](const auto& t) { return t.part == part; });
+  };
+  REQUIRE(traffic.size() == 3);
+  // The hidden states of a micro-batch: 2048 tokens of 4096 in two bytes. Each of 4 ranks sends three
+  // quarters in a collective: two layers with 4 of them forward, 4 backward and 2 for saved inputs. The
+  // output layer of the last stage has two forward and two backward, as the time of a step counts them.
+  const double states = 2.0 * 2048 * 4096;
+  CHECK(of("tensor_parallel").fast_bytes == doctest::Approx(12 * (2 * 10 + 4) * 0.75 * states));
+  CHECK(of("tensor_parallel").network_bytes == 0);
+  // Two replicas of a stage are 4 ranks apart, within a node: each sends half of the gradients in four bytes,
+  // and half of the parameters in two.
+  CHECK(of("data_parallel").network_bytes == 0);
+  CHECK(of("data_parallel").fast_bytes > 0.5 * 6 * 2 * 12.0 * 4096 * 4096 / 4);
+  // Stages are 8 ranks apart: a quarter of the states to the next stage, and as much back.
+  CHECK(of("pipeline_transfers").network_bytes == doctest::Approx(12 * 2 * states / 4));
+  CHECK(of("pipeline_transfers").fast_bytes == 0);
+}
+
+TEST_CASE("a group that leaves its fast domain costs time, and none within a larger domain") {
+  RunShape shape = four_stages();
+  shape.tp = 16, shape.etp = 16, shape.pp = 1, shape.group = 1;
+  split_evenly(shape);
+  const Cluster cluster = read_cluster("h100");
+  const StepTime time = step_time(shape, cluster), joined = time_within_one_domain(shape, cluster);
+  CHECK(time.work.tensor > joined.work.tensor);
+  Cluster rack = cluster;
+  rack.fast_domain_size = 32;
+  CHECK(step_time(shape, rack).seconds == doctest::Approx(joined.seconds));
 }

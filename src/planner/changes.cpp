@@ -1,0 +1,372 @@
+#include "planner/changes.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include "base/text.hpp"
+#include "base/wording.hpp"
+
+namespace capstan::planner {
+
+namespace {
+
+// Prices changes of a plan: by formula, and exactly as far as the passes go.
+class Pricing {
+ public:
+  Pricing(const Plan& plan, const Resolver& resolve)
+      : plan_(plan),
+        resolve_(resolve),
+        usable_(static_cast<double>(plan.cluster.usable_memory.value)),
+        scale_(plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape).total()) {}
+
+  // Bytes of the fullest rank by formula, scaled by what the exact figure of the plan is of the formula's.
+  double bytes_of(const RunShape& shape) const { return scale_ * fullest_by_formula(shape).total(); }
+  bool fits(double bytes) const { return bytes <= usable_; }
+
+  // The recipe with the overrides, priced by formula. nullopt: it is not legal.
+  struct Priced {
+    Change change;
+    config::Config config;
+    RunShape shape;
+  };
+  std::optional<Priced> price(std::vector<std::string> overrides) const {
+    const auto config = legal_recipe(resolve_, overrides, plan_.shape.global_batch);
+    if (!config) return std::nullopt;
+    Priced priced{{}, *config, run_shape(*config)};
+    priced.change.overrides = std::move(overrides);
+    priced.change.seconds = step_time(priced.shape, plan_.cluster).seconds;
+    priced.change.bytes = bytes_of(priced.shape);
+    priced.change.host_bytes = fullest_by_formula(priced.shape).host;
+    return priced;
+  }
+
+  // Replaces the memory by that of the trainer's step, where that of the plan is, and where passes are left.
+  void make_exact(Priced& priced) {
+    if (!plan_.memory[plan_.fullest].exact) return;
+    const auto exact = exact_fullest(priced.config, plan_.cluster, passes_);
+    if (!exact) return;
+    priced.change.bytes = exact->total(), priced.change.host_bytes = exact->host;
+    priced.change.exact = true;
+  }
+
+ private:
+  const Plan& plan_;
+  const Resolver& resolve_;
+  const double usable_, scale_;
+  int64_t passes_ = kAffordablePasses;
+};
+
+// ---- changes after which a run fits ----
+
+// In the order in which they change a shape: recomputed and offloaded layers are counted in divided stages.
+enum class Kind : uint8_t {
+  tensor,
+  pipeline,
+  context,
+  experts,
+  sharding,
+  micro_batch,
+  recomputation,
+  activation_offload,
+  state_offload
+};
+
+struct Idea {
+  Kind kind;
+  // Changes the shape; false where it does not apply.
+  std::function<bool(RunShape&)> apply;
+};
+
+int64_t layers_of_stage(const RunShape& s) {
+  int64_t most = 0;
+  for (const StageShape& stage : s.stages) most = std::max(most, stage.layers());
+  return most;
+}
+
+// Divides the layers over `pp` ranks, with the most chunks up to those of now that divide them.
+bool divide_pipeline(RunShape& s, int64_t pp) {
+  s.pp = s.group = pp;
+  for (; s.vpp >= 1; --s.vpp) {
+    if (s.vpp == 1 && s.schedule == config::PipelineSchedule::interleaved)
+      s.schedule = config::PipelineSchedule::one_f_one_b;
+    if (s.pp * s.vpp <= s.layers + 2 && divide_layers(s)) return true;
+  }
+  return false;
+}
+
+void add_parallelism(std::vector<Idea>& ideas, const RunShape& base, const Cluster& cluster) {
+  for (const int64_t factor : {2, 4, 8}) {
+    ideas.push_back({Kind::tensor, [&, factor](RunShape& s) {
+                       s.tp *= factor, s.sequence_parallel = true;
+                       if (s.experts) s.etp = base.etp == base.tp ? 1 : base.etp;
+                       if (!s.experts) s.etp = s.tp;
+                       return s.tp <= cluster.fast_domain() && divides_tensors(s, s.tp);
+                     }});
+    ideas.push_back({Kind::pipeline, [factor](RunShape& s) { return divide_pipeline(s, factor * s.pp); }});
+    ideas.push_back({Kind::context, [factor](RunShape& s) {
+                       s.cp *= factor;
+                       return s.seq % (2 * s.cp) == 0 && s.seq / s.cp >= 1024;
+                     }});
+    if (base.experts)
+      ideas.push_back({Kind::experts, [factor](RunShape& s) {
+                         s.ep *= factor;
+                         return s.experts->count % s.ep == 0;
+                       }});
+  }
+}
+
+void add_recomputation(std::vector<Idea>& ideas, const RunShape& base) {
+  const auto add = [&](RecomputeShape recompute) {
+    if (recompute != base.recompute)
+      ideas.push_back({Kind::recomputation, [recompute](RunShape& s) {
+                         s.recompute = recompute;
+                         return true;
+                       }});
+  };
+  if (base.recompute.full && base.recompute.layers < 0) return;
+  if (!base.recompute.full) {
+    // Inputs of GEMMs in 8 or 4 bits are saved as such: recomputation of norms saves nothing.
+    const bool low = base.format == GemmFormat::fp8 || base.format == GemmFormat::fp4;
+    for (const bool mlp : {false, true})
+      for (const bool norms : {false, true}) {
+        RecomputeShape r = base.recompute;
+        r.attention |= base.latent.has_value();
+        r.norms |= norms, r.mlp |= mlp, r.activation |= base.experts && !mlp;
+        if (r.any() && !(low && norms)) add(r);
+      }
+  }
+  for (const int64_t quarters : {1, 2, 3})
+    ideas.push_back({Kind::recomputation, [quarters](RunShape& s) {
+                       const int64_t layers = std::max<int64_t>(1, layers_of_stage(s) * quarters / 4);
+                       if (s.recompute.full && s.recompute.layers >= layers) return false;
+                       s.recompute = {.full = true, .layers = layers};
+                       return true;
+                     }});
+  add({.full = true});
+}
+
+void add_offload(std::vector<Idea>& ideas, const RunShape& base) {
+  for (const int64_t halves : {1, 2})
+    ideas.push_back({Kind::activation_offload, [halves](RunShape& s) {
+                       const int64_t layers = std::min(layers_of_stage(s) * halves / 2, s.layers - 1);
+                       if (layers <= s.offloaded_layers) return false;
+                       s.offloaded_layers = layers;
+                       return true;
+                     }});
+  if (base.offloaded_state < 1 && !base.frozen_base)
+    ideas.push_back({Kind::state_offload, [](RunShape& s) {
+                       s.offloaded_state = 1;
+                       return true;
+                     }});
+}
+
+std::vector<Idea> ideas_of(const RunShape& base, const Cluster& cluster) {
+  using enum config::ShardingStrategy;
+  std::vector<Idea> ideas;
+  add_parallelism(ideas, base, cluster);
+  for (const auto sharding : {optim, optim_grads, optim_grads_params})
+    ideas.push_back({Kind::sharding, [sharding](RunShape& s) {
+                       // With a pipeline ZeRO 2 and 3 would communicate for each micro-batch.
+                       if (sharding <= s.sharding || s.frozen_base || (sharding > optim && s.pp > 1))
+                         return false;
+                       s.sharding = sharding, s.overlap_grad_reduce = s.overlap_param_gather = true;
+                       return true;
+                     }});
+  for (int64_t size = base.micro_batch / 2; size >= 1; size /= 2)
+    ideas.push_back({Kind::micro_batch, [size](RunShape& s) {
+                       s.micro_batch = size;
+                       return true;
+                     }});
+  add_recomputation(ideas, base);
+  add_offload(ideas, base);
+  std::stable_sort(ideas.begin(), ideas.end(), [](const Idea& a, const Idea& b) { return a.kind < b.kind; });
+  return ideas;
+}
+
+// Sets the data-parallel size. False: the GPUs or the batch cannot be divided so.
+bool complete(RunShape& s, const RunShape& base) {
+  const int64_t gpus = base.gpus(), model = s.tp * s.pp * s.cp;
+  if (gpus % model != 0) return false;
+  s.dp = gpus / model;
+  if (s.global_batch % (s.micro_batch * s.dp) != 0 || s.micro_batches() < s.pp) return false;
+  if (s.vpp > 1 && s.micro_batches() % s.pp != 0) return false;
+  return !s.experts || (gpus / s.pp) % (s.ep * s.etp) == 0;
+}
+
+std::string name_of(const RunShape& base, const RunShape& s) {
+  std::string text;
+  const auto add = [&](bool changed, const std::string& part) {
+    if (changed) text += (text.empty() ? "" : ", ") + part;
+  };
+  const auto number = [](int64_t value) { return " " + std::to_string(value); };
+  add(s.tp != base.tp, "tensor parallelism" + number(s.tp));
+  add(s.pp != base.pp, "pipeline parallelism" + number(s.pp));
+  add(s.cp != base.cp, "context parallelism" + number(s.cp));
+  add(s.ep != base.ep, "expert parallelism" + number(s.ep));
+  add(s.sharding != base.sharding, "ZeRO" + number(static_cast<int64_t>(s.sharding)));
+  add(s.micro_batch != base.micro_batch, "micro-batch" + number(s.micro_batch));
+  const RecomputeShape& r = s.recompute;
+  if (r != base.recompute)
+    add(true, !r.full        ? "selective recomputation"
+              : r.layers < 0 ? "recompute all layers"
+                             : "recompute " + counted(r.layers, "layer") + " of each stage");
+  add(s.offloaded_layers != base.offloaded_layers,
+      "activations of " + counted(s.offloaded_layers, "layer") + " of each stage in host memory");
+  add(s.offloaded_state != base.offloaded_state, "optimizer state in host memory");
+  return text;
+}
+
+// Combinations of ideas of different kinds that fit by formula.
+class Combinations {
+ public:
+  struct Fitting {
+    RunShape shape;
+    uint64_t ideas = 0;  // bits
+    uint32_t kinds = 0;  // bits
+    double seconds = 0;
+  };
+
+  Combinations(const Plan& plan, const Pricing& pricing)
+      : plan_(plan), pricing_(pricing), ideas_(ideas_of(plan.shape, plan.cluster)) {}
+
+  // Those of `count` ideas of which no part fits, the fastest first.
+  std::vector<Fitting> of(int count) {
+    found_.clear();
+    extend({plan_.shape}, 0, count);
+    for (const Fitting& one : found_) smaller_.push_back(one.ideas);
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Fitting& a, const Fitting& b) { return a.seconds < b.seconds; });
+    return found_;
+  }
+
+ private:
+  void extend(const Fitting& from, size_t next, int count) {
+    if (count == 0) return finish(from);
+    for (size_t i = next; i < ideas_.size(); ++i) {
+      const uint32_t kind = uint32_t{1} << static_cast<uint32_t>(ideas_[i].kind);
+      if (from.kinds & kind) continue;
+      Fitting longer = from;
+      longer.ideas |= uint64_t{1} << i, longer.kinds |= kind;
+      if (ideas_[i].apply(longer.shape)) extend(longer, i + 1, count - 1);
+    }
+  }
+
+  void finish(Fitting one) {
+    if (!complete(one.shape, plan_.shape)) return;
+    for (const uint64_t smaller : smaller_)
+      if ((one.ideas & smaller) == smaller) return;
+    if (!pricing_.fits(pricing_.bytes_of(one.shape))) return;
+    one.seconds = step_time(one.shape, plan_.cluster, PipelineModel::formula).seconds;
+    found_.push_back(std::move(one));
+  }
+
+  const Plan& plan_;
+  const Pricing& pricing_;
+  const std::vector<Idea> ideas_;
+  std::vector<uint64_t> smaller_;
+  std::vector<Fitting> found_;
+};
+
+bool is_faster(const Change& a, const Change& b) {
+  return a.seconds < b.seconds;
+}
+
+// Kinds in one change, and recipes that are resolved for each number of kinds.
+constexpr int kMostKinds = 4, kMostTrials = 40;
+
+}  // namespace
+
+std::vector<Change> ways_to_fit(const Plan& plan, const Resolver& resolve, size_t most) {
+  if (plan.fits) return {};
+  Pricing pricing(plan, resolve);
+  Combinations combinations(plan, pricing);
+  std::vector<Change> changes;
+  for (int count = 1; count <= kMostKinds && (count <= 2 || changes.empty()); ++count) {
+    const double fastest =
+        changes.empty() ? 0 : std::min_element(changes.begin(), changes.end(), is_faster)->seconds;
+    std::vector<uint32_t> kinds;
+    int trials = 0;
+    for (const auto& fitting : combinations.of(count)) {
+      if (changes.size() >= most || ++trials > kMostTrials) break;
+      if (std::find(kinds.begin(), kinds.end(), fitting.kinds) != kinds.end()) continue;
+      auto priced = pricing.price(overrides_of(plan.shape, fitting.shape));
+      if (!priced || !pricing.fits(priced->change.bytes)) continue;
+      if (fastest > 0 && priced->change.seconds >= fastest) continue;
+      pricing.make_exact(*priced);
+      if (!pricing.fits(priced->change.bytes)) continue;
+      priced->change.name = name_of(plan.shape, priced->shape);
+      kinds.push_back(fitting.kinds);
+      changes.push_back(std::move(priced->change));
+    }
+  }
+  std::stable_sort(changes.begin(), changes.end(), is_faster);
+  return changes;
+}
+
+// ---- changes that make a step faster ----
+
+namespace {
+
+// Overrides that may make a step faster, each a single idea.
+std::vector<std::vector<std::string>> faster_candidates(const RunShape& s) {
+  using enum config::ShardingStrategy;
+  std::vector<std::vector<std::string>> list;
+  const auto number = [](const char* field, int64_t value) { return field + std::to_string(value); };
+  const auto add = [&](std::vector<std::string> overrides) { list.push_back(std::move(overrides)); };
+  if (s.sharding == no_shard && s.dp * s.cp > 1) add({"ddp=zero1"});
+  if (s.sharding == optim && s.pp == 1) add({"ddp=zero3"});
+  if (s.sharding == optim_grads_params) add({"ddp=zero1"});
+  if (s.tp > 1 && !s.sequence_parallel) add({"dist.sp=true"});
+  if (s.tp > 1 && !s.overlap_tp) add({"comm_overlap=tp"});
+  if (!s.overlap_grad_reduce && s.dp * s.cp > 1 && s.sharding != no_shard)
+    add({"ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"});
+  if (s.recompute.any())
+    add({"model.recompute_granularity=null", "model.recompute_method=null", "model.recompute_num_layers=null",
+         "~model.recompute_modules"});
+  else
+    add({"model.recompute_granularity=full", "model.recompute_method=uniform",
+         "model.recompute_num_layers=1"});
+  add({number("train.micro_batch_size=", 2 * s.micro_batch)});
+  if (s.micro_batch > 1) add({number("train.micro_batch_size=", s.micro_batch / 2)});
+  if (s.pp > 1) add({number("dist.vpp=", 2 * s.vpp)});
+  if (s.tp > 1) add({number("dist.tp=", s.tp / 2)});
+  if (s.pp > 1) add({number("dist.pp=", s.pp / 2)});
+  if (s.cp > 1) add({number("dist.cp=", s.cp / 2)});
+  if (s.experts) add({number("dist.ep=", 2 * s.ep)});
+  if (s.experts && s.sharding == optim_grads_params)
+    add({number("dist.ep=", std::min<int64_t>(8, s.experts->count)), "ddp=zero1"});
+  add({number("dist.tp=", 2 * s.tp), "dist.sp=true"});
+  add({number("dist.pp=", 2 * s.pp)});
+  add({number("dist.tp=", 2 * s.tp), "dist.sp=true", "ddp=zero1"});
+  return list;
+}
+
+}  // namespace
+
+std::vector<Change> faster_changes(const Plan& plan, const Resolver& resolve, size_t most) {
+  Pricing pricing(plan, resolve);
+  std::vector<Pricing::Priced> found;
+  for (auto& overrides : faster_candidates(plan.shape)) {
+    auto priced = pricing.price(std::move(overrides));
+    if (!priced) continue;
+    const Change& change = priced->change;
+    if (!pricing.fits(change.bytes) || change.seconds > 0.98 * plan.time.seconds) continue;
+    // An override that changes nothing more than an earlier one is no proposal of its own.
+    if (std::none_of(found.begin(), found.end(), [&](const Pricing::Priced& other) {
+          return other.change.seconds == change.seconds && other.change.bytes == change.bytes;
+        }))
+      found.push_back(std::move(*priced));
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return is_faster(a.change, b.change); });
+  std::vector<Change> changes;
+  for (Pricing::Priced& priced : found) {
+    if (changes.size() == most) break;
+    pricing.make_exact(priced);
+    if (pricing.fits(priced.change.bytes)) changes.push_back(std::move(priced.change));
+  }
+  return changes;
+}
+
+}  // namespace capstan::planner

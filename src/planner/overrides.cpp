@@ -1,0 +1,132 @@
+#include "planner/overrides.hpp"
+#include "config/sections/batch_ramp.hpp"
+
+namespace capstan::planner {
+
+bool divides_tensors(const RunShape& s, int64_t tp) {
+  const bool groups = s.latent || s.kv_groups % tp == 0 || tp % s.kv_groups == 0;
+  return s.heads % tp == 0 && groups && s.ffn % tp == 0 && s.vocab % tp == 0;
+}
+
+bool divide_layers(RunShape& s) {
+  const int64_t stages = s.pp * s.vpp;
+  if (s.layers % stages == 0) {
+    split_evenly(s);
+    return true;
+  }
+  if (s.pp == 1 || (s.layers + 2) % stages != 0 || s.layers + 2 == stages) return false;
+  RunShape longer = s;
+  longer.layers += 2;
+  split_evenly(longer);
+  s.stages = std::move(longer.stages), s.stage_ranks = std::move(longer.stage_ranks);
+  for (StageShape* stage : {&s.stages.front(), &s.stages.back()})
+    --(stage->dense_layers > 0 ? stage->dense_layers : stage->expert_layers);
+  return true;
+}
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+void add_number(Words& words, const char* field, int64_t before, int64_t value) {
+  if (before != value) words.push_back(field + std::to_string(value));
+}
+
+void add_layout(Words& words, const RunShape& base, const RunShape& s) {
+  add_number(words, "dist.tp=", base.tp, s.tp);
+  if (base.sequence_parallel != s.sequence_parallel)
+    words.push_back(std::string("dist.sp=") + (s.sequence_parallel ? "true" : "false"));
+  add_number(words, "dist.pp=", base.pp, s.pp);
+  if (base.vpp != s.vpp) words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
+  const bool same_stages = base.pp == s.pp && base.vpp == s.vpp;
+  if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0 && !same_stages) {
+    words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
+    words.emplace_back("dist.account_for_loss_in_pipeline_split=true");
+  }
+  add_number(words, "dist.cp=", base.cp, s.cp);
+  if (s.experts) {
+    add_number(words, "dist.ep=", base.ep, s.ep);
+    // Unless it is given, that of dense layers.
+    if (base.etp != s.etp || base.tp != s.tp) words.push_back("dist.etp=" + std::to_string(s.etp));
+  }
+  using enum config::ShardingStrategy;
+  if (base.sharding != s.sharding)
+    words.emplace_back(s.sharding == optim         ? "ddp=zero1"
+                       : s.sharding == optim_grads ? "ddp=zero2"
+                                                   : "ddp=zero3");
+  add_number(words, "train.micro_batch_size=", base.micro_batch, s.micro_batch);
+}
+
+// Modules of selective recomputation.
+std::string modules_text(const RunShape& s) {
+  const RecomputeShape& r = s.recompute;
+  std::string text;
+  const auto add = [&](bool on, const char* name) {
+    if (on) text += (text.empty() ? "" : ",") + std::string(name);
+  };
+  const bool dense = !s.experts || s.experts->first_dense > 0 || s.experts->every > 1;
+  add(r.attention, s.latent ? "mla_up_proj" : "core_attn");
+  add(r.norms, "layernorm");
+  add(r.mlp && dense, "mlp");
+  add(r.mlp && s.experts, "moe");
+  add(r.activation && s.experts && !r.mlp, "moe_act");
+  return "[" + text + "]";
+}
+
+void add_recomputation(Words& words, const RunShape& base, const RunShape& s) {
+  const RecomputeShape &before = base.recompute, &after = s.recompute;
+  if (before == after) return;
+  const bool was_selective = before.any() && !before.full;
+  if (after.full) {
+    words.insert(words.end(),
+                 {"model.recompute_granularity=full",
+                  std::string("model.recompute_method=") + (after.layers < 0 ? "uniform" : "block"),
+                  "model.recompute_num_layers=" + std::to_string(after.layers < 0 ? 1 : after.layers)});
+    if (was_selective) words.emplace_back("~model.recompute_modules");
+    return;
+  }
+  words.push_back(std::string("model.recompute_granularity=") + (after.any() ? "selective" : "null"));
+  if (before.full)
+    words.insert(words.end(), {"model.recompute_method=null", "model.recompute_num_layers=null"});
+  words.push_back(after.any() ? "model.recompute_modules=" + modules_text(s) : "~model.recompute_modules");
+}
+
+}  // namespace
+
+std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
+  Words words;
+  add_layout(words, base, s);
+  add_recomputation(words, base, s);
+  if (s.offloaded_layers != base.offloaded_layers)
+    words.insert(words.end(), {"model.cpu_offloading=true",
+                               "model.cpu_offloading_num_layers=" + std::to_string(s.offloaded_layers)});
+  if (s.offloaded_state != base.offloaded_state) {
+    words.emplace_back("optimizer.optimizer_cpu_offload=true");
+    if (base.offloaded_state > 0) words.emplace_back("optimizer.optimizer_offload_fraction=1");
+  }
+  return words;
+}
+
+std::optional<config::Config> legal_recipe(const Resolver& resolve, std::vector<std::string>& overrides,
+                                           int64_t global_batch) {
+  const std::vector<Words> further = {{},
+                                      {"dist.pipeline_model_parallel_layout=null"},
+                                      {"dist.account_for_embedding_in_pipeline_split=false",
+                                       "dist.account_for_loss_in_pipeline_split=false"}};
+  for (const Words& words : further) {
+    Words all = overrides;
+    all.insert(all.end(), words.begin(), words.end());
+    auto config = resolve(all);
+    const auto differs = [&] { return config && config::full_batch_size(*config) != global_batch; };
+    if (differs()) {
+      all.push_back("train.global_batch_size=" + std::to_string(global_batch));
+      config = resolve(all);
+    }
+    if (!config || differs()) continue;
+    overrides = std::move(all);
+    return config;
+  }
+  return std::nullopt;
+}
+
+}  // namespace capstan::planner
