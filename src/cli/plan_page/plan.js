@@ -66,8 +66,8 @@
     fact((run.seconds / 86400).toFixed(1) + " days", "of " + run.tokens.toExponential(2) + " tokens");
     fact(percent(run.goodput),
          "goodput, saving every " + duration(run.save_interval_steps * plan.step_seconds));
-    if (run.energy_mwh !== null) fact(run.energy_mwh.toPrecision(3) + " MWh", "energy");
-    if (run.cost !== null) fact(run.cost.toPrecision(3), "cost");
+    if (run.energy_mwh !== null) fact(number(Number(run.energy_mwh.toPrecision(3))) + " MWh", "energy");
+    if (run.cost !== null) fact(number(Number(run.cost.toPrecision(3))), "cost");
   };
 
   const showNotes = () => {
