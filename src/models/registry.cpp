@@ -8,8 +8,8 @@
 namespace capstan::models {
 
 std::span<const Architecture* const> all_architectures() {
-  extern const Architecture kGpt, kMoe, kDeepseek;
-  static const Architecture* const architectures[] = {&kGpt, &kMoe, &kDeepseek};
+  extern const Architecture kGpt, kMoe, kDeepseek, kGptNeox;
+  static const Architecture* const architectures[] = {&kGpt, &kMoe, &kDeepseek, &kGptNeox};
   return architectures;
 }
 

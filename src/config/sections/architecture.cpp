@@ -15,7 +15,7 @@ std::string architecture_conflict(const ModelConfig& model) {
     return model.multi_latent_attention ? "`model.multi_latent_attention` is true"
                                         : "`model.multi_latent_attention` is false";
   if (named == Architecture::moe && !model.num_moe_experts) return "`model.num_moe_experts` is not set";
-  if (named == Architecture::gpt && model.num_moe_experts)
+  if ((named == Architecture::gpt || named == Architecture::gpt_neox) && model.num_moe_experts)
     return "`model.num_moe_experts` is " + to_text(*model.num_moe_experts);
   return "";
 }

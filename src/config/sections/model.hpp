@@ -10,7 +10,7 @@
 
 namespace capstan::config {
 
-enum class Architecture : uint8_t { gpt, moe, deepseek };
+enum class Architecture : uint8_t { gpt, moe, deepseek, gpt_neox };
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
 // Spelled LayerNorm, RMSNorm.
 enum class Normalization : uint8_t { layer_norm, rms_norm };
@@ -36,6 +36,8 @@ struct EnumNames<Architecture> {
        "attention and a mixture of experts, in some layers an MLP (Mixtral, OLMoE, gpt-oss)"},
       {Architecture::deepseek, "deepseek",
        "latent attention and a mixture of experts or an MLP (DeepSeek, Kimi K2)"},
+      {Architecture::gpt_neox, "gpt_neox",
+       "attention and an MLP that both read the layer's input (GPT-NeoX, Pythia)"},
   };
 };
 

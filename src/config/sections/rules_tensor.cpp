@@ -233,6 +233,22 @@ RULE("R0424", architecture_fits, "the fields of the model section agree with its
             ", which these fields describe, or change the field");
 }
 
+RULE("R0425", parallel_layer_has_input_norms, "the layers of architecture gpt_neox have norms of inputs",
+     "model.architecture", "model.norm_placement", "model.apply_residual_connection_post_layernorm") {
+  if (c.model.architecture != Architecture::gpt_neox) return;
+  if (c.model.norm_placement != NormPlacement::input)
+    report
+        .error("`model.architecture` is gpt_neox, but `model.norm_placement` is " +
+               std::string(enum_name(c.model.norm_placement)))
+        .help("set model.norm_placement=input");
+  if (c.model.apply_residual_connection_post_layernorm)
+    report
+        .error(
+            "`model.architecture` is gpt_neox, whose residual is the layer's input, but "
+            "`model.apply_residual_connection_post_layernorm` is true")
+        .help("set model.apply_residual_connection_post_layernorm=false");
+}
+
 RULE("R0414", latent_attention_excludes_groups, "multi-latent attention excludes grouped queries",
      "model.multi_latent_attention", "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.multi_latent_attention || !c.model.num_query_groups ||
