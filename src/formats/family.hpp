@@ -15,6 +15,19 @@
 
 namespace capstan::formats {
 
+// The keys for rotary positions at the top of config.json. In `rope_parameters` all families have rope_theta
+// and partial_rotary_factor.
+struct RopeKeys {
+  const char* base = "rope_theta";
+  double class_base = 10000.0;
+  const char* fraction = "partial_rotary_factor";
+  double class_fraction = 1;
+  // The class rotates the fraction of a head; false: all of it.
+  bool partial = false;
+  // Default of original_max_position_embeddings in RoPE scaling.
+  std::optional<int64_t> original_positions = {};
+};
+
 // Sizes, norms, activation, biases, positions and tied heads under the names that all but GPT-2 use.
 struct LlamaLike {
   // Default of `tie_word_embeddings`.
@@ -28,12 +41,7 @@ struct LlamaLike {
   double epsilon = 1e-6;
   // Class defaults for missing keys; nullopt: the number of heads, and width / heads.
   std::optional<int64_t> groups = {}, head = {};
-  // Default of `rope_theta`.
-  double rotary_base = 10000.0;
-  // Default of original_max_position_embeddings in RoPE scaling.
-  std::optional<int64_t> original_positions = {};
-  // The class supports `partial_rotary_factor`.
-  bool partial_rotary = false;
+  RopeKeys rope = {};
   // Read and write the widths of latent attention in place of `head_dim`; nullptr: other attention.
   void (*read_heads)(ConfigJson& json, config::ModelConfig& model) = nullptr;
   void (*write_heads)(const config::ModelConfig& model, OrderedJson& json) = nullptr;
@@ -94,6 +102,10 @@ std::optional<int64_t> read_window(ConfigJson& json, std::optional<int64_t> of_t
 void read_layer_types(ConfigJson& json, config::ModelConfig& model, std::optional<int64_t> window,
                       std::vector<std::string> types);
 void write_layer_types(const config::ModelConfig& model, OrderedJson& json);
+
+// Sets model.position_embedding_type; model.kv_channels and max_position_embeddings are set.
+void read_rope(ConfigJson& json, config::ModelConfig& model, const RopeKeys& keys);
+void write_rope(const config::ModelConfig& model, OrderedJson& json, const RopeKeys& keys);
 
 void read_activation(ConfigJson& json, config::ModelConfig& model, const char* key, const char* otherwise);
 // The name in config.json, such as "silu" or "gelu_pytorch_tanh".

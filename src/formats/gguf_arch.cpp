@@ -369,6 +369,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   need(!m.num_moe_experts, "model.num_moe_experts");
   need(!m.mtp_num_layers, "model.mtp_num_layers");
   need(!m.multi_latent_attention, "model.multi_latent_attention");
+  need(m.architecture != config::Architecture::gpt_neox, "model.architecture");
   if (!problems.empty())
     fail(ErrorCode::unsupported, "a GGUF file of the architecture " + a +
                                      " would not compute what this model does: " + join(problems, ", "));

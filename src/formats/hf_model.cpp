@@ -18,7 +18,8 @@ namespace {
 
 // Buffers that old files store with the weights, and that can be computed from the sizes.
 bool is_buffer(std::string_view name) {
-  for (const std::string_view suffix : {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"})
+  for (const std::string_view suffix : {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                                        ".attention.bias", ".attention.masked_bias"})
     if (name.ends_with(suffix)) return true;
   return false;
 }

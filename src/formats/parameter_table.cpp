@@ -107,6 +107,23 @@ class Builder {
       add_full(ours + "core_attention.softmax_offset", theirs + named(n_.sinks, "attention sinks"),
                {m_.num_attention_heads});
     if (m_.multi_latent_attention) return latent_attention(ours, theirs);
+    if (n_.qkv_by_group)
+      linear(ours + "linear_qkv", theirs + n_.qkv, q_rows_ + 2 * kv_rows_, m_.hidden_size, has_qkv_bias());
+    else
+      rearranged_qkv(ours, theirs);
+    if (m_.qk_layernorm) {
+      const bool all = m_.qk_layernorm_across_heads;
+      norm(ours + "q_layernorm", theirs + named(n_.q_norm, "norms of queries and keys"),
+           all ? q_rows_ : head_);
+      norm(ours + "k_layernorm", theirs + n_.k_norm, all ? kv_rows_ : head_);
+    }
+    linear(ours + "linear_proj", theirs + n_.output, m_.hidden_size, q_rows_, *m_.add_attention_output_bias);
+  }
+
+  bool has_qkv_bias() const { return m_.add_bias_linear || m_.add_qkv_bias; }
+
+  // From all rows of q, then of k, then of v, separate or fused.
+  void rearranged_qkv(const std::string& ours, const std::string& theirs) {
     std::vector<Segment> segments;
     const auto add = [&](const std::string& separate, int64_t fused_begin, int64_t begin, int64_t source,
                          int64_t count, bool rotated) {
@@ -137,15 +154,7 @@ class Builder {
                                                         {theirs + n_.k, kv_rows_},
                                                         {theirs + n_.v, kv_rows_}}
                        : std::map<std::string, int64_t>{{theirs + n_.qkv, q_rows_ + 2 * kv_rows_}};
-    linear(ours + "linear_qkv", std::move(segments), rows, m_.hidden_size,
-           m_.add_bias_linear || m_.add_qkv_bias);
-    if (m_.qk_layernorm) {
-      const bool all = m_.qk_layernorm_across_heads;
-      norm(ours + "q_layernorm", theirs + named(n_.q_norm, "norms of queries and keys"),
-           all ? q_rows_ : head_);
-      norm(ours + "k_layernorm", theirs + n_.k_norm, all ? kv_rows_ : head_);
-    }
-    linear(ours + "linear_proj", theirs + n_.output, m_.hidden_size, q_rows_, *m_.add_attention_output_bias);
+    linear(ours + "linear_qkv", std::move(segments), rows, m_.hidden_size, has_qkv_bias());
   }
 
   void feed_forward(const std::string& ours, const std::string& theirs) {

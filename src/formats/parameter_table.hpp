@@ -25,6 +25,8 @@ struct TensorNames {
   std::string q, k, v;
   // Fused q, k and v: all rows of q, then of k, then of v.
   std::string qkv;
+  // The rows of `qkv` are in Capstan's order instead: of each group its q, k and v (GPT-NeoX).
+  bool qkv_by_group = false;
   std::string q_norm, k_norm, output;
   // The logits of attention sinks, a complete name.
   std::string sinks;

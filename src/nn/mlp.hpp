@@ -1,13 +1,14 @@
 #pragma once
 
 #include "kernels/activation.hpp"
+#include "nn/feed_forward.hpp"
 #include "nn/linear.hpp"
 
 namespace capstan::nn {
 
 // fc2(act(fc1(x))), or gated: fc2(act(gate) * up) with fc1 = [gate; up], with the slope, limits and offset of
 // the activation.
-class Mlp {
+class Mlp final : public FeedForward {
  public:
   struct Options {
     int64_t hidden = 0, ffn = 0;
@@ -17,11 +18,10 @@ class Mlp {
   };
   Mlp(ParamList& parameters, const ModulePath& path, const Options& options);
 
-  // Without the output bias.
-  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
-  // See Linear::input_reader.
-  const Parameter* input_reader() const { return fc1_.input_reader(); }
-  const Parameter* output_bias() const { return fc2_.bias(); }
+  Var forward(Tape& tape, const Var& x, const TokenContext& context) const override;
+  const Parameter* input_reader() const override { return fc1_.input_reader(); }
+  const Parameter* output_bias() const override { return fc2_.bias(); }
+  const char* name() const override { return "mlp"; }
 
  private:
   Options options_;

@@ -113,9 +113,8 @@ ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) c
 
 void Moe::add_losses(Tape& tape, const Var& logits, const TokenContext& context,
                      ops::Routing& routing) const {
-  const bool balances = options_.balance != Balance::none && options_.balance_coefficient > 0;
   Var balance, z;
-  if (context.training && balances) balance = balance_loss(tape, logits, routing.experts, context);
+  if (context.training && balances()) balance = balance_loss(tape, logits, routing.experts, context);
   if (context.training && options_.z_coefficient > 0)
     z = ops::z_loss(tape, logits, options_.z_coefficient / static_cast<double>(tokens_of(logits)));
   for (const Var* loss : {&balance, &z})

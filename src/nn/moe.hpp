@@ -21,7 +21,7 @@ namespace capstan::nn {
 //   shared_experts: an Mlp; shared_experts.gate_weight [1, hidden]
 // With sequence parallelism each tensor-parallel rank routes its own rows. Where experts, or parts of their
 // width, lie on other ranks, a TokenDispatcher sends the tokens there.
-class Moe {
+class Moe final : public FeedForward {
  public:
   // Over which tokens the load is balanced.
   enum class Balance : uint8_t { none, micro_batch, sequence, global_batch };
@@ -63,9 +63,12 @@ class Moe {
   };
   Moe(ParamList& parameters, const ModulePath& path, const Options& options);
 
-  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
+  Var forward(Tape& tape, const Var& x, const TokenContext& context) const override;
+  bool adds_losses() const override { return balances() || options_.z_coefficient > 0; }
+  const char* name() const override { return "moe"; }
 
  private:
+  bool balances() const { return options_.balance != Balance::none && options_.balance_coefficient > 0; }
   ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
   // Attaches the losses to the probabilities and adds them to the statistics.
   void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;

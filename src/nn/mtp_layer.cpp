@@ -4,22 +4,20 @@
 
 namespace capstan::nn {
 
-MtpLayer::MtpLayer(ParamList& parameters, const ModulePath& path, const TransformerLayer::Options& options)
-    : embedding_norm_(parameters, path.inside("enorm"), options.attention.hidden, options.norm),
-      hidden_norm_(parameters, path.inside("hnorm"), options.attention.hidden, options.norm),
+MtpLayer::MtpLayer(ParamList& parameters, const ModulePath& path, const Options& options)
+    : embedding_norm_(parameters, path.inside("enorm"), options.hidden, options.norm),
+      hidden_norm_(parameters, path.inside("hnorm"), options.hidden, options.norm),
       projection_(parameters, path.inside("eh_proj"),
-                  {.in = 2 * options.attention.hidden,
-                   .out = options.attention.hidden,
-                   .init = options.attention.init}),
-      layer_(parameters, path.inside("transformer_layer"), options),
-      final_norm_(parameters, path.inside("final_layernorm"), options.attention.hidden, options.norm) {}
+                  {.in = 2 * options.hidden, .out = options.hidden, .init = options.init}),
+      layer_(options.layer(path.inside("transformer_layer"))),
+      final_norm_(parameters, path.inside("final_layernorm"), options.hidden, options.norm) {}
 
 Var MtpLayer::forward(Tape& tape, const Var& hidden_states, const Var& embedding,
                       const TokenContext& context) const {
   const Var both = ops::concat_columns(tape, embedding_norm_.forward(tape, embedding, {}).y,
                                        hidden_norm_.forward(tape, hidden_states, {}).y);
   HiddenStates states{projection_.forward(tape, both, context), {}};
-  return normalize(tape, final_norm_, layer_.forward(tape, std::move(states), context)).y;
+  return normalize(tape, final_norm_, layer_->forward(tape, std::move(states), context)).y;
 }
 
 }  // namespace capstan::nn

@@ -16,6 +16,7 @@
 #include "config/sections/rotary.hpp"
 #include "formats/convert.hpp"
 #include "formats/family.hpp"
+#include "formats/gguf_arch.hpp"
 #include "formats/hf_config.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/model_section.hpp"
@@ -245,7 +246,8 @@ TEST_CASE("keys of config.json that Capstan does not support are refused by name
 TEST_CASE("partial_rotary_factor is supported for Phi-3 only: other classes of Transformers ignore the key") {
   const auto defaults = capstan::json_of(read_file(kFamilies.parent_path() / "class_defaults.json"));
   for (const auto& [type, complete] : defaults.items()) {
-    if (type == "gpt2") continue;
+    // GPT-NeoX's key has another name.
+    if (type == "gpt2" || type == "gpt_neox") continue;
     CAPTURE(type);
     nlohmann::json config = complete;
     const auto set = [&](double share) {
@@ -351,6 +353,29 @@ TEST_CASE("RoPE's base counts wherever config.json has it, and may not be two") 
   CHECK(base() == 5e5);
   config["original_max_position_embeddings"] = 32;
   CHECK(holds(error_of(base), "`original_max_position_embeddings` and that"));
+}
+
+TEST_CASE("GPT-NeoX: RoPE's keys of Transformers 4, and layers that are not parallel") {
+  auto config = capstan::json_of(read_file(kFamilies / "gpt_neox/config.json"));
+  const auto read = [&] { return read_hf_config(capstan::dump_json(config), "config.json").model; };
+  const config::ModelConfig model = read();
+  CHECK(model.architecture == config::Architecture::gpt_neox);
+  CHECK(config::rotary_width(model) == 4);
+  const auto parameters = config["rope_parameters"];
+  config.erase("rope_parameters");
+  config["rotary_emb_base"] = 500;
+  config["rotary_pct"] = 0.7;
+  CHECK(section_text(read()) == section_text(model));
+  config["rope_parameters"] = parameters;
+  config["rotary_emb_base"] = 1000;
+  CHECK(holds(error_of(read), "`rotary_emb_base` and that of `rope_parameters` differ"));
+  config.erase("rotary_emb_base");
+  config["use_parallel_residual"] = false;
+  CHECK(read().architecture == config::Architecture::gpt);
+  config::ModelConfig unwritable = model;
+  unwritable.layernorm_zero_centered_gamma = true;
+  CHECK(holds(error_of([&] { write_hf_config(unwritable, DType::f32); }), "a gpt_neox has"));
+  CHECK(holds(error_of([&] { plan_gguf(model); }), "model.architecture"));
 }
 
 TEST_CASE("RoPE rotates an integer number of elements of a head") {

@@ -46,6 +46,8 @@ constexpr const char* kModels[] = {"gpt2",
                                    "deepseek_v3",
                                    "deepseek_v3_moe",
                                    "gpt_oss",
+                                   "gpt_neox",
+                                   "gpt_neox_sequential",
                                    "../quantized/gpt_oss_mxfp4"};
 
 // The gradients of a fixture by tensor name.

@@ -31,6 +31,10 @@ LLAMA3 = dict(rope_theta=500.0, rope_type="llama3", factor=8.0, low_freq_factor=
               original_max_position_embeddings=16)
 LONG = dict(rope_theta=10000.0, rope_type="longrope", short_factor=[1.0, 1.05, 1.2],
             long_factor=[1.0, 1.5, 3.0])
+NEOX = dict(hidden_size=24, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4, vocab_size=53,
+            max_position_embeddings=64, hidden_dropout=0.1, attention_dropout=0.05, bos_token_id=1,
+            eos_token_id=2,
+            rope_parameters=dict(rope_theta=500.0, rope_type="default", partial_rotary_factor=0.7))
 NOT_THERE = object()  # the class has no such argument
 
 # Latent attention; the norms of the compressed vectors have an epsilon of their own.
@@ -92,6 +96,11 @@ MODELS = {
                                             q_lora_rank=11)),
     "deepseek_v3": ("DeepseekV3", with_(**LATENT, q_lora_rank=11, rope_parameters=dict(
         **DEEPSEEK_YARN, mscale=1.0, mscale_all_dim=0.8))),
+    # Parallel attention and MLP; a part of each head turns.
+    "gpt_neox": ("GPTNeoX", dict(NEOX)),
+    # The same layers one after the other, without biases of attention, and tied.
+    "gpt_neox_sequential": ("GPTNeoX", dict(NEOX, use_parallel_residual=False, attention_bias=False,
+                                            tie_word_embeddings=True)),
     # Limits that clamp, and a window that hides.
     "gpt_oss": ("GptOss", with_(num_hidden_layers=3, intermediate_size=14, num_local_experts=5,
                                 num_experts_per_tok=2, sliding_window=5, swiglu_limit=0.4,
@@ -113,7 +122,7 @@ def fill(model, family, generator):
                 p.copy_(base + 0.1 * noise)
             elif name.endswith("bias"):
                 p.copy_(0.1 * noise)
-            elif "embed" in name or "wte" in name or "wpe" in name:
+            elif "embed_" in name and "embed_out" not in name or "wte" in name or "wpe" in name:
                 p.copy_(0.5 * noise)
             else:
                 inputs = (p.shape[0] if family == "GPT2" and p.dim() == 2 and "lm_head" not in name
@@ -186,12 +195,13 @@ def pack_experts(directory, packed):
 
 
 def gradients_of(model):
-    """By the names of the tensors in files: in memory, the matrices of all experts are one tensor."""
+    """By the names of the tensors in files: in memory, the matrices of all experts are one tensor, and
+    GPT-NeoX's head has another name."""
     gradients = {key: p.grad for key, p in model.named_parameters()}
     # Files hold the bias of experts, which has no gradient, beside the parameters.
     gradients.update((key, torch.zeros_like(b)) for key, b in model.named_buffers()
                      if key.endswith("e_score_correction_bias"))
-    if not any(gradient.dim() == 3 for gradient in gradients.values()):
+    if model.config.model_type != "gpt_neox" and all(gradient.dim() < 3 for gradient in gradients.values()):
         return gradients
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory, state_dict=gradients)

@@ -56,6 +56,10 @@ MODELS = {
                       qk_norm=False, window=None,
                       rope=dict(base=100.0, kind="longrope", factor=4.0, original=16, short=[1.0, 1.25],
                                 long=[1.5, 7.0])),
+    # Parallel attention and MLP: both read the layer's input.
+    "gpt_neox": dict(parallel=True, hidden=24, layers=2, heads=4, groups=4, head_dim=6, rotary=4, ffn=36,
+                     vocab=71, positions=None, norm="layer", eps=1e-5, act="gelu", gated=False, bias=True,
+                     qkv_bias=True, tied=False, rope=dict(base=500.0), qk_norm=False, window=None),
     # Models with experts. `dense`: dense layers before those with experts; `normalized`: the probabilities of
     # the chosen experts sum to 1; `aux`, `z`: coefficients of the losses of the router.
     "mixtral": dict(hidden=20, layers=2, heads=4, groups=2, head_dim=6, ffn=14, vocab=71, positions=None,
@@ -320,6 +324,8 @@ def activation(c, x):
         return x * torch.sigmoid(x)
     if c["act"] == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
+    if c["act"] == "gelu":
+        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -431,8 +437,10 @@ def run_layer(c, p, layer, i, x, router):  # layer i of the model, with the para
     weights = torch.softmax(scores, -1)[..., :s]
     out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, -1)
     y = linear(p, layer + "self_attention.linear_proj", out)
+    before = x
     x = x + (apply_norm(c, p, layer + "post_attention_layernorm", y) if placement != "input" else y)
-    y = apply_norm(c, p, layer + "pre_mlp_layernorm", x) if placement != "output" else x
+    y = before if c.get("parallel") else x
+    y = apply_norm(c, p, layer + "pre_mlp_layernorm", y) if placement != "output" else y
     if has_experts(c, i):
         y = mixture(c, p, layer + "mlp.", y, router)
     else:
@@ -566,6 +574,27 @@ def gpt2_model(c, p):  # and its weights
             state[theirs + "mlp.c_proj." + kind] = turn(p[ours + "mlp.linear_fc2." + kind])
     for kind in ("weight", "bias"):
         state["transformer.ln_f." + kind] = p["decoder.final_layernorm." + kind]
+    return model, state
+
+
+def gpt_neox_model(c, p):  # and its weights
+    import transformers
+
+    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
+        vocab_size=c["vocab"], hidden_size=c["hidden"], num_hidden_layers=c["layers"],
+        num_attention_heads=c["heads"], intermediate_size=c["ffn"], layer_norm_eps=c["eps"],
+        rope_parameters=rope_parameters(c), attn_implementation="eager"))
+    theirs = {"embedding.word_embeddings": "gpt_neox.embed_in", "output_layer": "lm_head",
+              "decoder.final_layernorm": "gpt_neox.final_layer_norm", "decoder.": "gpt_neox.",
+              "pre_mlp_layernorm": "post_attention_layernorm",
+              "self_attention.linear_qkv": "attention.query_key_value",
+              "self_attention.linear_proj": "attention.dense", "mlp.linear_fc1": "mlp.dense_h_to_4h",
+              "mlp.linear_fc2": "mlp.dense_4h_to_h"}
+    state = {}
+    for name, value in p.items():
+        for our_part, their_part in theirs.items():
+            name = name.replace(our_part, their_part)
+        state[name] = value
     return model, state
 
 
@@ -730,6 +759,8 @@ def hugging_face_logits(name, c, p, tokens):
     name = c.get("like", name)
     if name == "gpt2":
         model, state = gpt2_model(c, p)
+    elif name == "gpt_neox":
+        model, state = gpt_neox_model(c, p)
     else:
         model, state = decoder_model(name, c), decoder_weights(name, c, p)
     missing, unexpected = model.load_state_dict({k: v.detach().clone() for k, v in state.items()},

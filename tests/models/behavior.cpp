@@ -88,11 +88,11 @@ config::ModelConfig larger_init(config::ModelConfig c) {
   return c;
 }
 std::vector<config::ModelConfig> all_models() {
-  return {larger_init(tiny_gpt2()),          larger_init(tiny_llama()),
-          larger_init(tiny_llama_variant()), larger_init(tiny_llama_biases()),
-          larger_init(tiny_olmo2()),         larger_init(tiny_gemma2()),
-          larger_init(tiny_deepseek()),      larger_init(tiny_deepseek_lite()),
-          larger_init(tiny_sinks()),         larger_init(tiny_off_by_one())};
+  return {
+      larger_init(tiny_gpt2()),         larger_init(tiny_llama()),         larger_init(tiny_llama_variant()),
+      larger_init(tiny_llama_biases()), larger_init(tiny_olmo2()),         larger_init(tiny_gemma2()),
+      larger_init(tiny_deepseek()),     larger_init(tiny_deepseek_lite()), larger_init(tiny_sinks()),
+      larger_init(tiny_off_by_one()),   larger_init(tiny_gpt_neox())};
 }
 std::vector<config::ModelConfig> models_with_mtp() {
   return {larger_init(tiny_gpt2_mtp()), larger_init(tiny_llama_mtp()), larger_init(tiny_deepseek_mtp())};

@@ -41,6 +41,7 @@ constexpr Named kModels[] = {
     {"llama_biases", tiny_llama_biases},
     {"phi3", tiny_phi3},
     {"phi3_long", tiny_phi3_long},
+    {"gpt_neox", tiny_gpt_neox},
     {"mixtral", tiny_mixtral},
     {"qwen2_moe", tiny_qwen2_moe},
     {"qwen3_moe", tiny_qwen3_moe, 3e-2, 4e-3},

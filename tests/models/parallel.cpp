@@ -29,10 +29,11 @@ std::vector<config::ModelConfig> models_for(int ranks) {
                       gemma = with_head(tiny_gemma2(), 1, 6), olmo = with_head(tiny_olmo2(), 2, 6),
                       biases = with_head(tiny_llama_biases(), 2, 6), latent = tiny_deepseek(),
                       lite = tiny_deepseek_lite(), sinks = with_head(tiny_sinks(), 2, 6),
-                      gpt_mtp = with_mtp(gpt, 2, 0.4), llama_mtp = with_mtp(llama, 1, 0.3);
+                      gpt_mtp = with_mtp(gpt, 2, 0.4), llama_mtp = with_mtp(llama, 1, 0.3),
+                      neox = with_head(tiny_gpt_neox(), 12, 6);
   std::vector<config::ModelConfig> models;
   for (config::ModelConfig c :
-       {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite, sinks, gpt_mtp, llama_mtp}) {
+       {gpt, llama, variant, padded, gemma, olmo, biases, latent, lite, sinks, gpt_mtp, llama_mtp, neox}) {
     c.num_attention_heads = 12;
     c.ffn_hidden_size = 60;
     c.vocab_size = 131;

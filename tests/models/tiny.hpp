@@ -149,6 +149,23 @@ inline config::ModelConfig tiny_phi3() {
   c.window_size = 6;
   return c;
 }
+// Parallel attention and MLP with LayerNorm, biases, and RoPE on a part of each head.
+inline config::ModelConfig tiny_gpt_neox() {
+  config::ModelConfig c = with_head(tiny_base(), 4, 6);
+  c.architecture = config::Architecture::gpt_neox;
+  c.num_attention_heads = 4;
+  c.num_layers = 2;
+  c.hidden_size = 24;
+  c.ffn_hidden_size = 36;
+  c.vocab_size = 71;
+  c.padded_vocab_size = 96;
+  c.position_embedding_type = config::PositionEmbedding::rope;
+  c.rotary_base = 500;
+  c.rotary_percent = 4 / 6.0;
+  c.activation_func = config::Activation::gelu;
+  c.share_embeddings_and_output_weights = false;
+  return c;
+}
 // Latent attention: compressed queries, keys and values; YaRN with a factor of the softmax scale.
 inline config::ModelConfig tiny_deepseek() {
   config::ModelConfig c = tiny_family(4, 4, 9);

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/philox.hpp"
 #include "nn/initialize.hpp"
+#include "nn/mlp.hpp"
 #include "nn/param_list.hpp"
 #include "nn/rope_table.hpp"
 #include "nn/transformer_layer.hpp"
@@ -214,16 +215,21 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   // All weights are zero and the output biases 1: a layer adds 1/(1-p) for each branch that keeps the
   // element.
   nn::TransformerLayer::Options options;
+  options.hidden = 40;
   options.hidden_dropout = 0.25;
-  options.attention.hidden = options.mlp.hidden = 40;
-  options.attention.heads = options.attention.groups = 2;
-  options.attention.head_dim = 4;
-  options.attention.output_bias = options.mlp.bias = true;
-  options.mlp.ffn = 8;
+  options.attention = [](nn::ParamList& list, const nn::ModulePath& path) {
+    nn::Attention::Options o;
+    o.hidden = 40, o.heads = o.groups = 2, o.head_dim = 4, o.output_bias = true;
+    return std::make_unique<nn::SelfAttention>(list, path, o);
+  };
+  options.feed_forward = [](nn::ParamList& list, const nn::ModulePath& path) {
+    return std::make_unique<nn::Mlp>(list, path, nn::Mlp::Options{.hidden = 40, .ffn = 8, .bias = true});
+  };
   nn::ParamList list;
-  std::vector<nn::TransformerLayer> layers;
+  std::vector<std::unique_ptr<nn::TransformerLayer>> layers;
   for (int i = 0; i < 2; ++i)
-    layers.emplace_back(list, nn::ModulePath{"layers." + std::to_string(i), i, "layer"}, options);
+    layers.push_back(std::make_unique<nn::TransformerLayer>(
+        list, nn::ModulePath{"layers." + std::to_string(i), i, "layer"}, options));
   const auto parameters = list.take();
   const auto device = D::make(1);
   test::SimpleStore store(*device, parameters);
@@ -243,7 +249,7 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   for (const auto& layer : layers) {
     Tape tape(context);
     const Var x = tape.input("x", Tensor::zeros(*device, {rows, 40}));
-    results.push_back(nn::materialize(tape, layer.forward(tape, {x, {}}, tokens)).value.to_floats());
+    results.push_back(nn::materialize(tape, layer->forward(tape, {x, {}}, tokens)).value.to_floats());
   }
   CHECK(results[0] != results[1]);
   for (const auto& values : results) {

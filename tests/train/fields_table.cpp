@@ -117,6 +117,7 @@ void model() {
   changes("model.rope_scaling_long_factors", "[1,2,3,4]",
           with(longrope, {"model.rope_scaling_original_max_position_embeddings=8"}));
 
+  changes("model.architecture", "gpt_neox");
   changes("model.normalization", "LayerNorm");
   changes("model.norm_placement", "output");
   changes("model.layernorm_epsilon", "0.1");

@@ -7,6 +7,7 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "config/sections/architecture.hpp"
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/rotary.hpp"
@@ -22,6 +23,10 @@ bool scales_as_yarn(const ModelConfig& m) {
 }
 
 void derive_model(Schema& s) {
+  s.derive<Config>("model.architecture",
+                   "deepseek where model.multi_latent_attention is true, else moe where "
+                   "model.num_moe_experts is set, else gpt",
+                   [](Config& c) { c.model.architecture = derived_architecture(c.model); });
   s.derive<Config>("model.kv_channels",
                    "model.hidden_size / model.num_attention_heads; with model.multi_latent_attention "
                    "model.qk_head_dim + model.qk_pos_emb_head_dim",

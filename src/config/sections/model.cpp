@@ -48,6 +48,8 @@ bool is_false(const Value& v) {
 
 void size_fields(Section<ModelConfig>& s) {
   using M = ModelConfig;
+  s.field("architecture", &M::architecture)
+      .doc("the kinds of layers of the model and their arrangement; null: follows from the other fields");
   s.field("num_layers", &M::num_layers)
       .doc("number of transformer layers")
       .unit("layers")

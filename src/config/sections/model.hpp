@@ -10,6 +10,7 @@
 
 namespace capstan::config {
 
+enum class Architecture : uint8_t { gpt, moe, deepseek, gpt_neox };
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
 // Spelled LayerNorm, RMSNorm.
 enum class Normalization : uint8_t { layer_norm, rms_norm };
@@ -26,6 +27,19 @@ enum class RouterBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, 
 enum class RouterDtype : uint8_t { fp32, fp64 };
 enum class TokenDropPolicy : uint8_t { probs, position };
 enum class TokenDispatcher : uint8_t { allgather, alltoall };
+
+template <>
+struct EnumNames<Architecture> {
+  static constexpr EnumEntry<Architecture> list[] = {
+      {Architecture::gpt, "gpt", "attention and an MLP in every layer (GPT-2, Llama, Mistral, Qwen, Gemma)"},
+      {Architecture::moe, "moe",
+       "attention and a mixture of experts, in some layers an MLP (Mixtral, OLMoE, gpt-oss)"},
+      {Architecture::deepseek, "deepseek",
+       "latent attention and a mixture of experts or an MLP (DeepSeek, Kimi K2)"},
+      {Architecture::gpt_neox, "gpt_neox",
+       "attention and an MLP that both read the layer's input (GPT-NeoX, Pythia)"},
+  };
+};
 
 template <>
 struct EnumNames<PositionEmbedding> {
@@ -171,6 +185,9 @@ struct EnumNames<TokenDispatcher> {
 };
 
 struct ModelConfig {
+  // Derived: by multi_latent_attention and num_moe_experts.
+  std::optional<Architecture> architecture;
+
   // ---- size ----
   int64_t num_layers = 0;
   int64_t hidden_size = 0;

@@ -1,6 +1,7 @@
 // Shapes of the model, and how tensor and context parallelism divide them.
 #include <cmath>
 
+#include "config/sections/architecture.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/rotary.hpp"
 #include "config/sections/rule_tools.hpp"
@@ -220,6 +221,32 @@ RULE("R0413", qkv_bias_is_extra, "add_qkv_bias is for models without other biase
   if (!c.model.add_qkv_bias || !c.model.add_bias_linear) return;
   report.warning("`model.add_qkv_bias` has no effect where `model.add_bias_linear` is true")
       .help("unset model.add_qkv_bias");
+}
+
+RULE("R0424", architecture_fits, "the fields of the model section agree with its architecture",
+     "model.architecture", "model.multi_latent_attention", "model.num_moe_experts") {
+  const std::string conflict = architecture_conflict(c.model);
+  if (conflict.empty()) return;
+  report
+      .error("`model.architecture` is " + std::string(enum_name(*c.model.architecture)) + ", but " + conflict)
+      .help("set model.architecture=" + std::string(enum_name(derived_architecture(c.model))) +
+            ", which these fields describe, or change the field");
+}
+
+RULE("R0425", parallel_layer_has_input_norms, "the layers of architecture gpt_neox have norms of inputs",
+     "model.architecture", "model.norm_placement", "model.apply_residual_connection_post_layernorm") {
+  if (c.model.architecture != Architecture::gpt_neox) return;
+  if (c.model.norm_placement != NormPlacement::input)
+    report
+        .error("`model.architecture` is gpt_neox, but `model.norm_placement` is " +
+               std::string(enum_name(c.model.norm_placement)))
+        .help("set model.norm_placement=input");
+  if (c.model.apply_residual_connection_post_layernorm)
+    report
+        .error(
+            "`model.architecture` is gpt_neox, whose residual is the layer's input, but "
+            "`model.apply_residual_connection_post_layernorm` is true")
+        .help("set model.apply_residual_connection_post_layernorm=false");
 }
 
 RULE("R0414", latent_attention_excludes_groups, "multi-latent attention excludes grouped queries",

@@ -2,6 +2,7 @@
 # tests relative to the repository.
 set(SECTION_SOURCES
   sections/adapter_targets.cpp
+  sections/architecture.cpp
   sections/batch_ramp.cpp
   sections/checkpoint.cpp
   sections/comm_overlap.cpp

@@ -89,25 +89,26 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
 }
 
 // Converts the fraction to an integer number of head elements, rounded down as in Transformers.
-void settle_rotary_percent(ConfigJson& c, ModelConfig& m) {
+void settle_rotary_percent(ConfigJson& c, ModelConfig& m, const std::string& key) {
   if (!(m.rotary_percent > 0) || m.rotary_percent > 1)
-    return c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) + ", not in (0, 1]");
+    return c.refuse("`" + key + "` is " + to_text(m.rotary_percent) + ", not in (0, 1]");
   const auto head = static_cast<double>(*m.kv_channels), rotated = std::floor(head * m.rotary_percent);
   if (m.rotary_percent == 1 && std::fmod(head, 2) != 0)
     return c.refuse("`head_dim` is " + to_text(head) + ", and RoPE rotates pairs of elements");
   if (rotated < 2 || std::fmod(rotated, 2) != 0)
-    c.refuse("`partial_rotary_factor` rotates " + to_text(rotated) +
-             " elements of a head, which are not pairs");
+    c.refuse("`" + key + "` rotates " + to_text(rotated) + " elements of a head, which are not pairs");
   m.rotary_percent = rotated / head;
 }
 
+}  // namespace
+
 // Transformers 4 has rope_theta and rope_scaling; Transformers 5 has both in rope_parameters.
-void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
+void read_rope(ConfigJson& c, ModelConfig& m, const RopeKeys& keys) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   const Json& parameters = c.value("rope_parameters");
   const Json& scaling = c.value("rope_scaling");
-  m.rotary_base = c.number("rope_theta", how.rotary_base);
-  m.rotary_percent = c.number("partial_rotary_factor", 1.0);
+  m.rotary_base = c.number(keys.base, keys.class_base);
+  m.rotary_percent = c.number(keys.fraction, keys.class_fraction);
   if (!parameters.is_null() && !scaling.is_null() && scaling != parameters)
     c.refuse("`rope_scaling` and `rope_parameters` differ");
   const bool is_old = parameters.is_null();
@@ -116,33 +117,34 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   std::optional<ConfigJson> inner;
   if (!given.is_null()) inner.emplace(given, c.location() + ": " + name);
   // Each key may be in the inner object, at the top, or, in edited files, in both.
-  const auto take = [&](const char* key, double& value) {
+  const auto take = [&](const char* key, const char* inner_key, double& value) {
     if (!inner) return;
-    const double here = inner->number(key, value);
+    const double here = inner->number(inner_key, value);
     if (c.has(key) && here != value) c.refuse("`" + std::string(key) + "` and that of `" + name + "` differ");
     value = here;
   };
-  take("rope_theta", m.rotary_base);
-  take("partial_rotary_factor", m.rotary_percent);
-  if (!m.multi_latent_attention) settle_rotary_percent(c, m);
-  if (inner) read_scaling(*inner, m, c, how.original_positions), inner->finish();
-  if (!how.partial_rotary && m.rotary_percent != 1)
+  take(keys.base, "rope_theta", m.rotary_base);
+  take(keys.fraction, "partial_rotary_factor", m.rotary_percent);
+  if (!m.multi_latent_attention) settle_rotary_percent(c, m, keys.fraction);
+  if (inner) read_scaling(*inner, m, c, keys.original_positions), inner->finish();
+  if (!keys.partial && m.rotary_percent != 1)
     c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) +
              ": the classes of this family rotate all elements of a head (Phi-3 has the key)");
   if (!m.rope_scaling) c.changes_nothing({"original_max_position_embeddings"});
-  if (!(m.rotary_base > 1)) c.refuse("`rope_theta` is " + to_text(m.rotary_base) + ", not above 1");
+  if (!(m.rotary_base > 1))
+    c.refuse("`" + std::string(keys.base) + "` is " + to_text(m.rotary_base) + ", not above 1");
   c.only("rope_interleaved", false, "pairs of neighbors are another model");
 }
 
-void write_rope(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
-  j["rope_theta"] = m.rotary_base;
-  if (how.partial_rotary && m.rotary_percent != 1) {
+void write_rope(const ModelConfig& m, OrderedJson& j, const RopeKeys& keys) {
+  j[keys.base] = m.rotary_base;
+  if (keys.partial && m.rotary_percent != keys.class_fraction) {
     // Readers truncate fraction * width to an integer; 88 * (60 / 88.) is 59.999…
     double fraction = m.rotary_percent;
     while (std::floor(fraction * static_cast<double>(*m.kv_channels)) <
            static_cast<double>(config::rotary_width(m)))
       fraction = std::nextafter(fraction, 1.0);
-    j["partial_rotary_factor"] = fraction;
+    j[keys.fraction] = fraction;
   }
   j["rope_scaling"] = nullptr;
   if (!m.rope_scaling) return;
@@ -173,6 +175,8 @@ void write_rope(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
     s["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   j["rope_scaling"] = s;
 }
+
+namespace {
 
 struct ActivationName {
   const char* name;
@@ -241,7 +245,7 @@ static void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how)
   m.hidden_dropout = 0;
   m.attention_dropout = c.number("attention_dropout", 0);
   m.init_method_std = c.number("initializer_range", 0.02);
-  read_rope(c, m, how);
+  read_rope(c, m, how.rope);
 }
 
 void omit_implied_head_dim(const ModelConfig& m, OrderedJson& j) {
@@ -273,7 +277,7 @@ static void write_llama_like(const ModelConfig& m, OrderedJson& j, const LlamaLi
   j["tie_word_embeddings"] = m.share_embeddings_and_output_weights;
   j["attention_dropout"] = m.attention_dropout;
   j["initializer_range"] = m.init_method_std;
-  write_rope(m, j, how);
+  write_rope(m, j, how.rope);
 }
 
 void read_layer_types(ConfigJson& c, ModelConfig& m, std::optional<int64_t> window,
@@ -351,10 +355,10 @@ TensorNames llama_names() {
 
 std::span<const Family* const> all_families() {
   extern const Family kLlama, kQwen2, kQwen3, kMistral, kMixtral, kQwen2Moe, kQwen3Moe, kOlmo2, kOlmoe,
-      kGemma2, kPhi3, kGpt2, kDeepseekV2, kDeepseekV3, kKimiK2, kGptOss;
+      kGemma2, kPhi3, kGpt2, kDeepseekV2, kDeepseekV3, kKimiK2, kGptOss, kGptNeox;
   static const Family* const families[] = {
-      &kLlama, &kQwen2,  &kQwen3, &kMistral, &kMixtral,    &kQwen2Moe,   &kQwen3Moe, &kOlmo2,
-      &kOlmoe, &kGemma2, &kPhi3,  &kGpt2,    &kDeepseekV3, &kDeepseekV2, &kKimiK2,   &kGptOss};
+      &kLlama,  &kQwen2, &kQwen3, &kMistral,    &kMixtral,    &kQwen2Moe, &kQwen3Moe, &kOlmo2,  &kOlmoe,
+      &kGemma2, &kPhi3,  &kGpt2,  &kDeepseekV3, &kDeepseekV2, &kKimiK2,   &kGptOss,   &kGptNeox};
   return families;
 }
 

@@ -97,11 +97,12 @@ TensorNames gpt_oss_names() {
 }  // namespace
 
 extern const Family kGptOss;
-const Family kGptOss = {.model_type = "gpt_oss",
-                        .architecture = "GptOssForCausalLM",
-                        .like = LlamaLike{.epsilon = 1e-5, .groups = 8, .head = 64, .rotary_base = 150000},
-                        .read_rest = read_gpt_oss,
-                        .write_rest = write_gpt_oss,
-                        .names = gpt_oss_names()};
+const Family kGptOss = {
+    .model_type = "gpt_oss",
+    .architecture = "GptOssForCausalLM",
+    .like = LlamaLike{.epsilon = 1e-5, .groups = 8, .head = 64, .rope = {.class_base = 150000}},
+    .read_rest = read_gpt_oss,
+    .write_rest = write_gpt_oss,
+    .names = gpt_oss_names()};
 
 }  // namespace capstan::formats

@@ -27,7 +27,7 @@ static TensorNames mixtral_names() {
 extern const Family kMixtral;
 const Family kMixtral = {.model_type = "mixtral",
                          .architecture = "MixtralForCausalLM",
-                         .like = LlamaLike{.epsilon = 1e-5, .groups = 8, .rotary_base = 1e6},
+                         .like = LlamaLike{.epsilon = 1e-5, .groups = 8, .rope = {.class_base = 1e6}},
                          .read_rest = read_mixtral,
                          .write_rest = write_mixtral,
                          .names = mixtral_names()};

@@ -29,11 +29,12 @@ static TensorNames phi3_names() {
 }
 
 extern const Family kPhi3;
-const Family kPhi3 = {.model_type = "phi3",
-                      .architecture = "Phi3ForCausalLM",
-                      .like = LlamaLike{.epsilon = 1e-5, .original_positions = 4096, .partial_rotary = true},
-                      .read_rest = read_phi3,
-                      .write_rest = write_phi3,
-                      .names = phi3_names()};
+const Family kPhi3 = {
+    .model_type = "phi3",
+    .architecture = "Phi3ForCausalLM",
+    .like = LlamaLike{.epsilon = 1e-5, .rope = {.partial = true, .original_positions = 4096}},
+    .read_rest = read_phi3,
+    .write_rest = write_phi3,
+    .names = phi3_names()};
 
 }  // namespace capstan::formats

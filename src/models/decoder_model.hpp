@@ -1,4 +1,4 @@
-// Decoder-only transformers such as GPT-2 and Llama, configured by the model section.
+// A decoder-only transformer: what all architectures share. Its layers are made by the architecture.
 #pragma once
 
 #include <map>
@@ -6,22 +6,22 @@
 #include <vector>
 
 #include "config/sections/model.hpp"
+#include "models/architectures/architecture.hpp"
 #include "models/model.hpp"
 #include "nn/embedding.hpp"
 #include "nn/mtp_layer.hpp"
 #include "nn/rope_table.hpp"
-#include "nn/transformer_layer.hpp"
 
 namespace capstan::models {
 
-class GptModel final : public Model {
+class DecoderModel final : public Model {
  public:
   using Batch = models::Batch;
   using Loss = models::Loss;
   using ForwardOptions = models::ForwardOptions;
   using KvCache = models::KvCache;
 
-  GptModel(const config::ModelConfig& config, const ModelShard& shard);
+  DecoderModel(const Architecture& architecture, const config::ModelConfig& config, const ModelShard& shard);
 
   const std::vector<std::unique_ptr<Parameter>>& parameters() const override { return parameters_; }
   const std::vector<Stage>& stages() const override { return stages_; }
@@ -36,8 +36,7 @@ class GptModel final : public Model {
  private:
   bool any_stage(bool Stage::*has) const;
   void add_embedding(nn::ParamList& list, const config::ModelConfig& config);
-  void add_head(nn::ParamList& list, const config::ModelConfig& config);
-  nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
+  void add_head(nn::ParamList& list, const Architecture& architecture, const config::ModelConfig& config);
   nn::TokenContext token_context(Tape& tape, const Batch& batch, const ForwardOptions& options) const;
   // Runs the layers of a stage. The model section selects which activations are recomputed.
   nn::HiddenStates forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
@@ -48,7 +47,7 @@ class GptModel final : public Model {
   // Computes the losses of multi-token prediction and adds them to `loss`.
   void predict_later_tokens(Tape& tape, Var hidden_states, const Batch& batch,
                             const nn::TokenContext& context, bool recompute, Loss& loss) const;
-  const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
+  const nn::DecoderLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;
   // The sum of the micro-batch's loss weights, fp32 [1].
@@ -73,7 +72,7 @@ class GptModel final : public Model {
   // Null: on another stage. The stage with multi-token prediction has a copy.
   std::unique_ptr<nn::Embedding> embedding_;
   // The layers of this stage, by global index.
-  std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;
+  std::map<int64_t, std::unique_ptr<nn::DecoderLayer>> layers_;
   // Null: on another stage.
   std::unique_ptr<nn::Norm> final_norm_;
   // By depth; empty: none on this stage.
@@ -82,8 +81,8 @@ class GptModel final : public Model {
   const Parameter* output_ = nullptr;
   // Null without rotary positions.
   std::unique_ptr<nn::RopeTables> rope_tables_;
-  // Some layer adds losses of its router to the gradients.
-  bool has_router_losses_ = false;
+  // Some layer of this rank adds losses to the gradients, those of its router.
+  bool has_losses_of_layers_ = false;
 };
 
 }  // namespace capstan::models
