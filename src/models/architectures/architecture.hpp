@@ -1,5 +1,5 @@
-// An architecture: how the layers of a decoder follow from the model section. Each is one file of this folder;
-// registry.cpp lists them. `DecoderModel` holds what all decoders share.
+// An architecture: how the layers of a decoder follow from the model section. Each is one file of this
+// folder; registry.cpp lists them. `DecoderModel` holds what all decoders share.
 #pragma once
 
 #include <memory>

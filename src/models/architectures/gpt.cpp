@@ -1,4 +1,5 @@
-// Attention and an MLP in every layer, one after the other: GPT-2, Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3.
+// Attention and an MLP in every layer, one after the other: GPT-2, Llama, Mistral, Qwen, Gemma, OLMo 2,
+// Phi-3.
 #include "models/architectures/architecture.hpp"
 #include "models/architectures/options.hpp"
 
