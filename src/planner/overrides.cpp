@@ -1,4 +1,5 @@
 #include "planner/overrides.hpp"
+
 #include "config/sections/batch_ramp.hpp"
 
 namespace capstan::planner {
