@@ -155,7 +155,7 @@ void Trainer::check_ranks_agree() {
 }
 
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has, unless the
-// run is forced.
+// run is forced: then the allocator has no limit of the recipe either.
 void Trainer::estimate_memory() {
   const TransportChoice transport = choose_transport(config_, world_, gpu_of_rank(world_, config_));
   std::string excess;
@@ -171,7 +171,10 @@ void Trainer::estimate_memory() {
   const double ranks = comm::all_reduce(world_.communicator(), excess.empty() ? 0.0 : 1.0);
   if (excess.empty() && ranks > 0)
     excess = counted(static_cast<int64_t>(ranks), "other rank") + " lack memory for a step";
-  if (!excess.empty()) log_->warning(excess + "; started all the same");
+  if (excess.empty()) return;
+  log_->warning(excess + "; started all the same");
+  config_.resilience.memory_limit.reset();
+  config_.resilience.memory_limit_host.reset();
 }
 
 void Trainer::open_loader() {
