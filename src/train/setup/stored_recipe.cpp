@@ -1,6 +1,8 @@
 #include "train/setup/stored_recipe.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -21,11 +23,6 @@ std::vector<std::string> left_out(int64_t ranks) {
                                     "comm_overlap",
                                     "profiling",
                                     "train.num_microbatches",
-                                    "train.global_batch_size",
-                                    "train.rampup_batch_size",
-                                    "train.train_samples",
-                                    "validation.eval_global_batch_size",
-                                    "validation.eval_micro_batch_size",
                                     "model.recompute_granularity",
                                     "model.recompute_method",
                                     "model.recompute_num_layers",
@@ -39,6 +36,21 @@ std::vector<std::string> left_out(int64_t ranks) {
   for (const config::FieldInfo& field : config::schema().find_section("dist")->fields)
     if (std::find(kept.begin(), kept.end(), field.path) == kept.end()) paths.push_back(field.path);
   return paths;
+}
+
+// Sizes of training's batches, which need not be multiples of expert-parallel ranks.
+constexpr const char* kBatchFields[] = {"train.global_batch_size", "train.rampup_batch_size",
+                                        "train.train_samples", "validation.eval_global_batch_size",
+                                        "validation.eval_micro_batch_size"};
+
+// Resolves the recipe with training's batches, or without them where they do not fit these ranks.
+template <class Resolve>
+config::Resolution resolve_to_serve(config::Request request, const Resolve& resolve) {
+  config::Resolution resolution = resolve(request);
+  if (resolution.ok()) return resolution;
+  request.unset.insert(request.unset.end(), std::begin(kBatchFields), std::end(kBatchFields));
+  config::Resolution without = resolve(request);
+  return without.ok() ? std::move(without) : std::move(resolution);
 }
 
 // Evaluation and generation run one sequence at a time, so only tensor, pipeline and expert parallelism can
@@ -162,12 +174,14 @@ StoredRecipe stored_recipe(const std::string& name, const std::vector<config::Ov
     const auto model = formats::ExternalModel::open(
         exists ? config::absolute_name(name, std::filesystem::current_path()) : name);
     stored.checkpoint = model->name();
-    stored.resolution = formats::resolve_recipe(*model, std::move(request));
+    stored.resolution = resolve_to_serve(
+        request, [&](const config::Request& asked) { return formats::resolve_recipe(*model, asked); });
     if (stored.resolution.ok()) refuse_other_tokenizer(stored, *model);
   } else {
     stored.checkpoint = checkpoint::resolve_checkpoint(records::saved_in(name), &stored.refused).path;
     request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
-    stored.resolution = config::resolve(request);
+    stored.resolution =
+        resolve_to_serve(request, [](const config::Request& asked) { return config::resolve(asked); });
   }
   if (!stored.resolution.ok()) return stored;
   stored.hidden_presets = hidden_presets(stored.resolution, overrides);
