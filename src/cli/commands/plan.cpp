@@ -179,7 +179,7 @@ const Command kPlan = {
                  {"plan llama3-70b --gpus 512 --cluster gb200", "on others"},
                  {"plan llama3-8b train.micro_batch_size=2 --cluster h200", "another micro-batch"},
                  {"plan llama3-70b --gpus 512 --search", "the fastest layouts that fit"},
-                 {"plan llama3-8b --gpu-memory 40GB", "what to change so that it fits smaller GPUs"},
+                 {"plan llama3-8b --gpu-memory 96GB", "on GPUs with another memory"},
                  {"plan llama3-70b --tokens 15T --price-per-gpu-hour 2.5", "days, failures, energy, cost"},
                  {"plan llama3-70b --timeline --svg step.svg", "the pipeline of a step"},
                  {"plan llama3-70b --html plan.html", "a page to look at"},
