@@ -1,5 +1,5 @@
-// A plan as one HTML page that needs nothing else: verdict, memory by stage, parts of the step, the pipeline,
-// the Pareto front, and the alternatives.
+// A plan as one HTML page that needs nothing else: whether it fits, memory by stage, parts of the step, the
+// pipeline, the Pareto front, and the alternatives.
 #pragma once
 
 #include <string>

@@ -132,7 +132,7 @@ constexpr const char* kStyle =
     ".step text{font:11px system-ui,sans-serif;fill:#1d2430}"
     "@media(prefers-color-scheme:dark){.step .i{fill:#2c333f}.step text{fill:#e6e9ef}}</style>\n";
 
-std::string rectangle(const char* style, double x, double y, double width, double height) {
+std::string svg_rect(const char* style, double x, double y, double width, double height) {
   return "<rect class=\"" + std::string(style) + "\" x=\"" + fixed(x, 2) + "\" y=\"" + fixed(y, 1) +
          "\" width=\"" + fixed(width, 2) + "\" height=\"" + fixed(height, 1) + "\"";
 }
@@ -154,7 +154,7 @@ std::string legend(double y) {
   std::string text;
   double x = kLeft;
   for (const auto& [style, name] : kColors) {
-    text += rectangle(style, x, y - 9, 10, 10) + "/>\n" + words_at(x + 14, y, name);
+    text += svg_rect(style, x, y - 9, 10, 10) + "/>\n" + words_at(x + 14, y, name);
     x += 30 + 6.5 * static_cast<double>(std::string_view(name).size());
   }
   return text;
@@ -177,14 +177,14 @@ std::string timeline_svg(const Timeline& timeline) {
   for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     const double y = kTop + kRowHeight * static_cast<double>(rank);
     text += words_at(4, y + 14, "rank " + std::to_string(rank));
-    text += rectangle("i", kLeft, y, inside, kRowHeight - 4) + "/>\n";
+    text += svg_rect("i", kLeft, y, inside, kRowHeight - 4) + "/>\n";
     for (const Span& span : timeline.ranks[rank]) {
       const double x = kLeft + scale * span.begin, length = scale * (span.end - span.begin);
-      text += rectangle(kStyles[static_cast<size_t>(span.kind)], x, y, std::max(0.1, length - 0.4),
-                        kRowHeight - 4) +
+      text += svg_rect(kStyles[static_cast<size_t>(span.kind)], x, y, std::max(0.1, length - 0.4),
+                       kRowHeight - 4) +
               "><title>" + label_of(span) + ": " + seconds_text(span.end - span.begin) + "</title></rect>\n";
       if (const double part = scale * span.communication; part >= 0.2)
-        text += rectangle("c", x + length - part - 0.4, y + kRowHeight - 8, part, 4) + "/>\n";
+        text += svg_rect("c", x + length - part - 0.4, y + kRowHeight - 8, part, 4) + "/>\n";
     }
   }
   const double y = height - 12;

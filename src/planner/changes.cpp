@@ -72,7 +72,7 @@ enum class Kind : uint8_t {
   state_offload
 };
 
-struct Idea {
+struct Technique {
   Kind kind;
   // Changes the shape; false where it does not apply.
   std::function<bool(RunShape&)> apply;
@@ -95,34 +95,35 @@ bool divide_pipeline(RunShape& s, int64_t pp) {
   return false;
 }
 
-void add_parallelism(std::vector<Idea>& ideas, const RunShape& base, const Cluster& cluster) {
+void add_parallelism(std::vector<Technique>& techniques, const RunShape& base, const Cluster& cluster) {
   for (const int64_t factor : {2, 4, 8}) {
-    ideas.push_back({Kind::tensor, [&, factor](RunShape& s) {
-                       s.tp *= factor, s.sequence_parallel = true;
-                       if (s.experts) s.etp = base.etp == base.tp ? 1 : base.etp;
-                       if (!s.experts) s.etp = s.tp;
-                       return s.tp <= cluster.fast_domain() && divides_tensors(s, s.tp);
-                     }});
-    ideas.push_back({Kind::pipeline, [factor](RunShape& s) { return divide_pipeline(s, factor * s.pp); }});
-    ideas.push_back({Kind::context, [factor](RunShape& s) {
-                       s.cp *= factor;
-                       return s.seq % (2 * s.cp) == 0 && s.seq / s.cp >= 1024;
-                     }});
+    techniques.push_back({Kind::tensor, [&, factor](RunShape& s) {
+                            s.tp *= factor, s.sequence_parallel = true;
+                            if (s.experts) s.etp = base.etp == base.tp ? 1 : base.etp;
+                            if (!s.experts) s.etp = s.tp;
+                            return s.tp <= cluster.fast_domain() && divides_tensors(s, s.tp);
+                          }});
+    techniques.push_back(
+        {Kind::pipeline, [factor](RunShape& s) { return divide_pipeline(s, factor * s.pp); }});
+    techniques.push_back({Kind::context, [factor](RunShape& s) {
+                            s.cp *= factor;
+                            return s.seq % (2 * s.cp) == 0 && s.seq / s.cp >= 1024;
+                          }});
     if (base.experts)
-      ideas.push_back({Kind::experts, [factor](RunShape& s) {
-                         s.ep *= factor;
-                         return s.experts->count % s.ep == 0;
-                       }});
+      techniques.push_back({Kind::experts, [factor](RunShape& s) {
+                              s.ep *= factor;
+                              return s.experts->count % s.ep == 0;
+                            }});
   }
 }
 
-void add_recomputation(std::vector<Idea>& ideas, const RunShape& base) {
+void add_recomputation(std::vector<Technique>& techniques, const RunShape& base) {
   const auto add = [&](RecomputeShape recompute) {
     if (recompute != base.recompute)
-      ideas.push_back({Kind::recomputation, [recompute](RunShape& s) {
-                         s.recompute = recompute;
-                         return true;
-                       }});
+      techniques.push_back({Kind::recomputation, [recompute](RunShape& s) {
+                              s.recompute = recompute;
+                              return true;
+                            }});
   };
   if (base.recompute.full && base.recompute.layers < 0) return;
   if (!base.recompute.full) {
@@ -137,51 +138,52 @@ void add_recomputation(std::vector<Idea>& ideas, const RunShape& base) {
       }
   }
   for (const int64_t quarters : {1, 2, 3})
-    ideas.push_back({Kind::recomputation, [quarters](RunShape& s) {
-                       const int64_t layers = std::max<int64_t>(1, layers_of_stage(s) * quarters / 4);
-                       if (s.recompute.full && s.recompute.layers >= layers) return false;
-                       s.recompute = {.full = true, .layers = layers};
-                       return true;
-                     }});
+    techniques.push_back({Kind::recomputation, [quarters](RunShape& s) {
+                            const int64_t layers = std::max<int64_t>(1, layers_of_stage(s) * quarters / 4);
+                            if (s.recompute.full && s.recompute.layers >= layers) return false;
+                            s.recompute = {.full = true, .layers = layers};
+                            return true;
+                          }});
   add({.full = true});
 }
 
-void add_offload(std::vector<Idea>& ideas, const RunShape& base) {
+void add_offload(std::vector<Technique>& techniques, const RunShape& base) {
   for (const int64_t halves : {1, 2})
-    ideas.push_back({Kind::activation_offload, [halves](RunShape& s) {
-                       const int64_t layers = std::min(layers_of_stage(s) * halves / 2, s.layers - 1);
-                       if (layers <= s.offloaded_layers) return false;
-                       s.offloaded_layers = layers;
-                       return true;
-                     }});
+    techniques.push_back({Kind::activation_offload, [halves](RunShape& s) {
+                            const int64_t layers = std::min(layers_of_stage(s) * halves / 2, s.layers - 1);
+                            if (layers <= s.offloaded_layers) return false;
+                            s.offloaded_layers = layers;
+                            return true;
+                          }});
   if (base.offloaded_state < 1 && !base.frozen_base)
-    ideas.push_back({Kind::state_offload, [](RunShape& s) {
-                       s.offloaded_state = 1;
-                       return true;
-                     }});
+    techniques.push_back({Kind::state_offload, [](RunShape& s) {
+                            s.offloaded_state = 1;
+                            return true;
+                          }});
 }
 
-std::vector<Idea> ideas_of(const RunShape& base, const Cluster& cluster) {
+std::vector<Technique> techniques_of(const RunShape& base, const Cluster& cluster) {
   using enum config::ShardingStrategy;
-  std::vector<Idea> ideas;
-  add_parallelism(ideas, base, cluster);
+  std::vector<Technique> techniques;
+  add_parallelism(techniques, base, cluster);
   for (const auto sharding : {optim, optim_grads, optim_grads_params})
-    ideas.push_back({Kind::sharding, [sharding](RunShape& s) {
-                       // With a pipeline ZeRO 2 and 3 would communicate for each micro-batch.
-                       if (sharding <= s.sharding || s.frozen_base || (sharding > optim && s.pp > 1))
-                         return false;
-                       s.sharding = sharding, s.overlap_grad_reduce = s.overlap_param_gather = true;
-                       return true;
-                     }});
+    techniques.push_back({Kind::sharding, [sharding](RunShape& s) {
+                            // With a pipeline ZeRO 2 and 3 would communicate for each micro-batch.
+                            if (sharding <= s.sharding || s.frozen_base || (sharding > optim && s.pp > 1))
+                              return false;
+                            s.sharding = sharding, s.overlap_grad_reduce = s.overlap_param_gather = true;
+                            return true;
+                          }});
   for (int64_t size = base.micro_batch / 2; size >= 1; size /= 2)
-    ideas.push_back({Kind::micro_batch, [size](RunShape& s) {
-                       s.micro_batch = size;
-                       return true;
-                     }});
-  add_recomputation(ideas, base);
-  add_offload(ideas, base);
-  std::stable_sort(ideas.begin(), ideas.end(), [](const Idea& a, const Idea& b) { return a.kind < b.kind; });
-  return ideas;
+    techniques.push_back({Kind::micro_batch, [size](RunShape& s) {
+                            s.micro_batch = size;
+                            return true;
+                          }});
+  add_recomputation(techniques, base);
+  add_offload(techniques, base);
+  std::stable_sort(techniques.begin(), techniques.end(),
+                   [](const Technique& a, const Technique& b) { return a.kind < b.kind; });
+  return techniques;
 }
 
 // Sets the data-parallel size. False: the GPUs or the batch cannot be divided so.
@@ -217,24 +219,24 @@ std::string name_of(const RunShape& base, const RunShape& s) {
   return text;
 }
 
-// Combinations of ideas of different kinds that fit by formula.
+// Combinations of techniques of different kinds that fit by formula.
 class Combinations {
  public:
   struct Fitting {
     RunShape shape;
-    uint64_t ideas = 0;  // bits
-    uint32_t kinds = 0;  // bits
+    uint64_t techniques = 0;  // bits
+    uint32_t kinds = 0;       // bits
     double seconds = 0;
   };
 
   Combinations(const Plan& plan, const Pricing& pricing)
-      : plan_(plan), pricing_(pricing), ideas_(ideas_of(plan.shape, plan.cluster)) {}
+      : plan_(plan), pricing_(pricing), techniques_(techniques_of(plan.shape, plan.cluster)) {}
 
-  // Those of `count` ideas of which no part fits, the fastest first.
+  // Those of `count` techniques of which no part fits, the fastest first.
   std::vector<Fitting> of(int count) {
     found_.clear();
     extend({plan_.shape}, 0, count);
-    for (const Fitting& one : found_) smaller_.push_back(one.ideas);
+    for (const Fitting& one : found_) smaller_.push_back(one.techniques);
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Fitting& a, const Fitting& b) { return a.seconds < b.seconds; });
     return found_;
@@ -243,19 +245,19 @@ class Combinations {
  private:
   void extend(const Fitting& from, size_t next, int count) {
     if (count == 0) return finish(from);
-    for (size_t i = next; i < ideas_.size(); ++i) {
-      const uint32_t kind = uint32_t{1} << static_cast<uint32_t>(ideas_[i].kind);
+    for (size_t i = next; i < techniques_.size(); ++i) {
+      const uint32_t kind = uint32_t{1} << static_cast<uint32_t>(techniques_[i].kind);
       if (from.kinds & kind) continue;
       Fitting longer = from;
-      longer.ideas |= uint64_t{1} << i, longer.kinds |= kind;
-      if (ideas_[i].apply(longer.shape)) extend(longer, i + 1, count - 1);
+      longer.techniques |= uint64_t{1} << i, longer.kinds |= kind;
+      if (techniques_[i].apply(longer.shape)) extend(longer, i + 1, count - 1);
     }
   }
 
   void finish(Fitting one) {
     if (!complete(one.shape, plan_.shape)) return;
     for (const uint64_t smaller : smaller_)
-      if ((one.ideas & smaller) == smaller) return;
+      if ((one.techniques & smaller) == smaller) return;
     if (!pricing_.fits(pricing_.bytes_of(one.shape))) return;
     one.seconds = step_time(one.shape, plan_.cluster, PipelineModel::formula).seconds;
     found_.push_back(std::move(one));
@@ -263,7 +265,7 @@ class Combinations {
 
   const Plan& plan_;
   const Pricing& pricing_;
-  const std::vector<Idea> ideas_;
+  const std::vector<Technique> techniques_;
   std::vector<uint64_t> smaller_;
   std::vector<Fitting> found_;
 };

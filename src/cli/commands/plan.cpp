@@ -106,9 +106,8 @@ int run_search(Context& context, const std::string& recipe, std::optional<int64_
 }
 
 // Writes the files of --trace and --svg, and returns the text of --timeline.
-std::string show_timeline(const Arguments& args, const planner::Plan& plan) {
-  if (!args.has("timeline") && !args.has("trace") && !args.has("svg")) return {};
-  const planner::Timeline timeline = planner::simulate_timeline(plan.shape, plan.cluster, plan.time);
+std::string show_timeline(const Arguments& args, const planner::Plan& plan,
+                          const planner::Timeline& timeline) {
   if (const auto file = args.value("trace")) write_file_durably(*file, timeline_trace(timeline));
   if (const auto file = args.value("svg")) write_file_durably(*file, timeline_svg(timeline));
   return args.has("timeline") ? timeline_text(plan, timeline, std::max<int64_t>(40, terminal_columns() - 10))
@@ -152,17 +151,20 @@ int run_plan(Context& context) {
         {resolution.config.checkpoint.save_interval, resolution.config.checkpoint.async_save});
   OrderedJson json = plan_json(resolution.recipe_name, plan, changes);
   if (budget) json["run"] = budget_json(*budget);
-  const std::string timeline = show_timeline(args, plan);
+  std::optional<planner::Timeline> timeline;
+  for (const char* flag : {"timeline", "trace", "svg", "html"})
+    if (args.has(flag) && !timeline)
+      timeline = planner::simulate_timeline(plan.shape, plan.cluster, plan.time);
+  const std::string diagram = timeline ? show_timeline(args, plan, *timeline) : "";
   if (const auto file = args.value("html")) {
     const planner::SearchResult found = planner::search_layouts(resolution.config, cluster, resolve);
     write_file_durably(
         *file, plan_page_html({title_text(resolution.recipe_name, plan), layout_text(plan.shape), json,
                                search_json(resolution.recipe_name, cluster, found), links_json(plan),
-                               budget ? budget_json(*budget) : OrderedJson(),
-                               timeline_svg(planner::simulate_timeline(plan.shape, cluster, plan.time))}));
+                               budget ? budget_json(*budget) : OrderedJson(), timeline_svg(*timeline)}));
   }
   put(args.has("json") ? dump_json(json, 2) + "\n"
-                       : plan_text(resolution.recipe_name, plan, changes) + timeline +
+                       : plan_text(resolution.recipe_name, plan, changes) + diagram +
                              (budget ? budget_text(plan.shape, plan.cluster, *budget, length->compute) : ""));
   if (!plan.fits)
     fail(ErrorCode::no_fit, "the run does not fit: " + plan.limits.front(), no_fit_help(changes));
@@ -199,7 +201,8 @@ const Command kPlan = {
          {"timeline", 0, "", "draw the pipeline of a step, and print the bytes of a step by link"},
          {"trace", 0, "FILE", "write the pipeline of a step for chrome://tracing and ui.perfetto.dev"},
          {"svg", 0, "FILE", "write the pipeline of a step as a picture"},
-         {"html", 0, "FILE", "write a page: verdict, memory, pipeline, Pareto front of a search, changes"},
+         {"html", 0, "FILE",
+          "write a page: whether it fits, memory, pipeline, Pareto front of a search, changes"},
          {"search", 0, "", "find the fastest layouts that fit, and print their overrides"},
          {"json", 0, "", "print one JSON object"}},
     .details =

@@ -15,8 +15,8 @@ namespace {
 
 // Changes a step. Returns false where there is nothing to change.
 using Change = std::function<bool(SmallerStep&)>;
-// Forms of one idea, from the least change to the greatest.
-using Saver = std::vector<Change>;
+// A way to save memory, in forms from the least change to the greatest.
+using Technique = std::vector<Change>;
 
 // Sets an override, in the place of an earlier one of the same field.
 void set(SmallerStep& step, const std::string& field, const std::string& value) {
@@ -60,11 +60,11 @@ bool keep_state_on_device(SmallerStep& step) {
   return true;
 }
 
-Saver stronger_sharding() {
-  Saver saver;
+Technique stronger_sharding() {
+  Technique technique;
   using enum config::ShardingStrategy;
   for (const config::ShardingStrategy stage : {optim, optim_grads, optim_grads_params})
-    saver.emplace_back([stage](SmallerStep& step) {
+    technique.emplace_back([stage](SmallerStep& step) {
       config::DdpConfig& c = step.config.ddp;
       const config::DistConfig& dist = step.config.dist;
       const int64_t ranks = dist.data_parallel_size.value_or(1) * dist.context_parallel_size;
@@ -73,15 +73,15 @@ Saver stronger_sharding() {
       set(step, "ddp.sharding", std::string(config::enum_name(stage)));
       return true;
     });
-  return saver;
+  return technique;
 }
 
 // A smaller micro-batch leaves the global one as it is, also where it follows from the other.
-Saver smaller_micro_batches(int64_t micro_batch) {
-  Saver saver;
+Technique smaller_micro_batches(int64_t micro_batch) {
+  Technique technique;
   for (int64_t micro = micro_batch; micro % 2 == 0;) {
     micro /= 2;
-    saver.emplace_back([micro](SmallerStep& step) {
+    technique.emplace_back([micro](SmallerStep& step) {
       config::Config& c = step.config;
       // Evaluation has the micro-batches of training unless the recipe says otherwise.
       if (c.validation.eval_micro_batch_size == c.train.micro_batch_size) {
@@ -98,7 +98,7 @@ Saver smaller_micro_batches(int64_t micro_batch) {
       return true;
     });
   }
-  return saver;
+  return technique;
 }
 
 bool recompute_modules(SmallerStep& step) {
@@ -151,11 +151,11 @@ bool offload_state(SmallerStep& step) {
   return true;
 }
 
-// The last ideas, which need more memory of the host: it may have too little.
+// The last techniques, which need more memory of the host: it may have too little.
 constexpr size_t kOffloads = 2;
 
-// The ideas, those that delay training least first.
-std::vector<Saver> savers_of(const config::Config& config) {
+// Those that delay training least first.
+std::vector<Technique> techniques_of(const config::Config& config) {
   return {{evaluate_smaller},
           {save_synchronously},
           {keep_state_on_device},
@@ -184,12 +184,15 @@ class SmallerStepSearch {
  public:
   SmallerStepSearch(const config::Config& config,
                     const std::function<StepNeed(const config::Config&)>& need_of)
-      : config_(config), need_of_(need_of), problems_(problems_of(config)), savers_(savers_of(config)) {}
+      : config_(config),
+        need_of_(need_of),
+        problems_(problems_of(config)),
+        techniques_(techniques_of(config)) {}
 
   SmallerSteps find(size_t most) {
     SmallerSteps found;
-    for (size_t i = 0; i < savers_.size() && found.fitting.size() < most; ++i)
-      for (const Change& change : savers_[i]) {
+    for (size_t i = 0; i < techniques_.size() && found.fitting.size() < most; ++i)
+      for (const Change& change : techniques_[i]) {
         std::optional<SmallerStep> step = changed({{}, config_}, change);
         if (!step || !fits(*step)) continue;
         found.fitting.push_back(std::move(*step));
@@ -209,7 +212,7 @@ class SmallerStepSearch {
   }
 
  private:
-  // Forms of savers, one of each that is applied: its index, or -1.
+  // Forms of techniques, one of each that is applied: its index, or -1.
   using Choice = std::vector<int>;
 
   std::optional<SmallerStep> changed(SmallerStep step, const Change& change) const {
@@ -226,26 +229,27 @@ class SmallerStepSearch {
 
   SmallerStep combined(const Choice& choice) const {
     SmallerStep step{{}, config_};
-    for (size_t i = 0; i < savers_.size(); ++i)
+    for (size_t i = 0; i < techniques_.size(); ++i)
       if (choice[i] >= 0)
-        if (auto next = changed(step, savers_[i][static_cast<size_t>(choice[i])])) step = std::move(*next);
+        if (auto next = changed(step, techniques_[i][static_cast<size_t>(choice[i])]))
+          step = std::move(*next);
     return step;
   }
 
-  // The greatest change of each saver that is legal together with those before it.
+  // The greatest change of each technique that is legal together with those before it.
   Choice strongest() const {
-    Choice choice(savers_.size(), -1);
-    for (size_t i = 0; i < savers_.size(); ++i) {
+    Choice choice(techniques_.size(), -1);
+    for (size_t i = 0; i < techniques_.size(); ++i) {
       const SmallerStep before = combined(choice);
-      for (int form = static_cast<int>(savers_[i].size()) - 1; form >= 0 && choice[i] < 0; --form)
-        if (changed(before, savers_[i][static_cast<size_t>(form)])) choice[i] = form;
+      for (int form = static_cast<int>(techniques_[i].size()) - 1; form >= 0 && choice[i] < 0; --form)
+        if (changed(before, techniques_[i][static_cast<size_t>(form)])) choice[i] = form;
     }
     return choice;
   }
 
   // Removes or weakens the changes that delay training most, as long as the step fits.
   SmallerStep with_fewest_changes(Choice choice, SmallerStep best) const {
-    for (size_t i = savers_.size(); i-- > 0;)
+    for (size_t i = techniques_.size(); i-- > 0;)
       for (int form = -1; form < choice[i]; ++form) {
         Choice fewer = choice;
         fewer[i] = form;
@@ -260,7 +264,7 @@ class SmallerStepSearch {
   const config::Config& config_;
   const std::function<StepNeed(const config::Config&)>& need_of_;
   const std::set<std::string> problems_;
-  const std::vector<Saver> savers_;
+  const std::vector<Technique> techniques_;
 };
 
 }  // namespace
