@@ -110,13 +110,15 @@ static void describe(config::Section<Cluster>& s) {
   s.field("host_bandwidth", &Cluster::host_bandwidth)
       .doc("attained bandwidth between one GPU and host memory, in one direction, for offload")
       .unit("GB/s")
-      .above(0);
+      .above(0)
+      .max(1e9);
   s.field("host_memory_bandwidth", &Cluster::host_memory_bandwidth)
       .doc(
           "attained bandwidth of host memory for each GPU of a node, for optimizer state that is updated "
           "there")
       .unit("GB/s")
-      .above(0);
+      .above(0)
+      .max(1e9);
 
   s.field("gemm_efficiency", &Cluster::gemm_efficiency)
       .doc("attained fraction of the peak by a large GEMM; smaller ones are derated by their tiles")
@@ -177,7 +179,8 @@ static void describe(config::Section<Cluster>& s) {
   s.field("storage_bandwidth", &Cluster::storage_bandwidth)
       .doc("bandwidth of the storage of checkpoints for each GPU of a run")
       .unit("GB/s")
-      .above(0);
+      .above(0)
+      .max(1e9);
 }
 
 std::string cluster_text(const Cluster& cluster, const std::map<std::string, std::string>& comments) {
