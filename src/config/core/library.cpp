@@ -66,6 +66,31 @@ std::optional<Library::Document> Library::recipe(std::string_view name) const {
   return std::nullopt;
 }
 
+// What a recipe's own text names: the models that it has entries for, and the recipes that it extends.
+struct Named {
+  std::vector<std::string> models, extends;
+};
+
+static Named names_in(const std::string& name, const std::string& text) {
+  Named named;
+  std::vector<Diagnostic> ignored;
+  const auto tree = parse_yaml(0, {{Source::Kind::file, name, normalized(text), {}}}, ignored);
+  if (!tree) return named;
+  if (const Node* entries = tree->find("models")) named.models = entries->keys;
+  if (const Node* extends = tree->find("extends")) {
+    if (extends->kind == Node::Kind::scalar) named.extends.push_back(extends->text);
+    for (const Node& parent : extends->items) named.extends.push_back(parent.text);
+  }
+  return named;
+}
+
+// Each shipped text is parsed once: every resolution of MODEL-METHOD asks for those of its methods.
+static const Named& names_in_shipped(const std::string& name, const std::string& text) {
+  static std::map<std::string, Named> known;
+  const auto found = known.find(text);
+  return found != known.end() ? found->second : known.emplace(text, names_in(name, text)).first->second;
+}
+
 const std::set<std::string>& Library::models_of(const std::string& recipe, ModelsByRecipe& known) const {
   const auto [entry, is_new] = known.try_emplace(recipe);
   std::set<std::string>& models = entry->second;
@@ -73,24 +98,21 @@ const std::set<std::string>& Library::models_of(const std::string& recipe, Model
   if (!is_new) return models;
   const auto found = recipe_file(recipe);
   if (!found) return models;
-  std::string text = found->text;
-  try {
-    if (!found->file.empty()) text = read_file(found->file, TreeLimits::kFileBytes);
-  } catch (const Error&) {
-    // Reported when the recipe is resolved.
-    return models;
+  Named named;
+  if (found->file.empty()) {
+    named = names_in_shipped(found->name, found->text);
+  } else {
+    try {
+      named = names_in(found->name, read_file(found->file, TreeLimits::kFileBytes));
+    } catch (const Error&) {
+      // Reported when the recipe is resolved.
+      return models;
+    }
   }
-  std::vector<Diagnostic> ignored;
-  const auto tree = parse_yaml(0, {{Source::Kind::file, found->name, normalized(text), {}}}, ignored);
-  if (!tree) return models;
-  if (const Node* entries = tree->find("models")) models.insert(entries->keys.begin(), entries->keys.end());
-  const auto add = [&](const Node& parent) {
-    const auto& inherited = models_of(parent.text, known);
+  models.insert(named.models.begin(), named.models.end());
+  for (const std::string& parent : named.extends) {
+    const auto& inherited = models_of(parent, known);
     models.insert(inherited.begin(), inherited.end());
-  };
-  if (const Node* extends = tree->find("extends")) {
-    if (extends->kind == Node::Kind::scalar) add(*extends);
-    for (const Node& parent : extends->items) add(parent);
   }
   return models;
 }
