@@ -97,12 +97,12 @@ endfunction()
 #   CPU_LEVELS makes the tests NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks
 #   is reported as skipped. TIMEOUT: seconds when the test has its processors for itself, without sanitizers.
 #   SERIAL: it measures time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread;
-#   sanitizer builds optimize them, and the thread sanitizer leaves them out. PROCESS: it starts the program
-#   and compares texts; release builds do not optimize it, which saves a fifth of the time to compile, and
-#   sanitizers see those that start one process at a time: the tests of the trainer run the same code on
-#   several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA backend, programs with cases
-#   of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and are reported as skipped
-#   where there is no GPU.
+#   release builds vectorize them, sanitizer builds optimize them, and the thread sanitizer leaves them out.
+#   PROCESS: it starts the program and compares texts; release builds do not optimize it, which saves a fifth
+#   of the time to compile, and sanitizers see those that start one process at a time: the tests of the
+#   trainer run the same code on several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA
+#   backend, programs with cases of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and
+#   are reported as skipped where there is no GPU.
 function(capstan_test name)
   cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
     "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
@@ -132,6 +132,9 @@ function(capstan_test name)
     if(TEST_PROCESS)
       target_compile_options(test_${name} PRIVATE -O0)
       set(kind test_process)
+    elseif(TEST_OPTIMIZED)
+      target_compile_options(test_${name} PRIVATE -O3)
+      set(kind test_optimized)
     else()
       target_compile_options(test_${name} PRIVATE -O1)  # 30 % less time to compile
     endif()

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -17,8 +16,9 @@ namespace capstan::test {
 class Fixture {
  public:
   explicit Fixture(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    bytes_.assign(std::istreambuf_iterator<char>(in), {});
+    std::ifstream in(path, std::ios::binary | std::ios::ate);
+    bytes_.resize(in ? static_cast<size_t>(in.tellg()) : 0);
+    in.seekg(0).read(bytes_.data(), static_cast<std::streamsize>(bytes_.size()));
     uint64_t header = 0;
     if (bytes_.size() < 8) throw std::runtime_error("no fixture " + path);
     std::memcpy(&header, bytes_.data(), 8);
