@@ -84,9 +84,9 @@ static Named names_in(const std::string& name, const std::string& text) {
   return named;
 }
 
-// Each shipped text is parsed once: every resolution of MODEL-METHOD asks for those of its methods.
+// Each thread parses a shipped text once: every resolution of MODEL-METHOD asks for those of its methods.
 static const Named& names_in_shipped(const std::string& name, const std::string& text) {
-  static std::map<std::string, Named> known;
+  thread_local std::map<std::string, Named> known;
   const auto found = known.find(text);
   return found != known.end() ? found->second : known.emplace(text, names_in(name, text)).first->second;
 }
