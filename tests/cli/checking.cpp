@@ -15,10 +15,9 @@ namespace fs = std::filesystem;
 
 TEST_CASE("check says ok and nothing else of every shipped recipe") {
   const ScratchDirectory scratch;
-  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
-  CHECK(listed["recipes"].size() >= 100);
-  for (const json& recipe : sampled(std::vector<json>(listed["recipes"].begin(), listed["recipes"].end()))) {
-    const std::string name = recipe["name"];
+  const auto names = every_recipe();
+  CHECK(names.size() >= 100);
+  for (const auto& name : sampled(names)) {
     const Finished result = run_in(scratch, {"check", name});
     CAPTURE(name);
     CHECK(result.code == 0);
@@ -557,9 +556,7 @@ TEST_CASE("dataset=mock needs no data and no tokenizer") {
     const Finished done = run_in(scratch, words);
     CHECK_MESSAGE(done.code == 0, done.err);
   }
-  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
-  for (const json& recipe : sampled(std::vector<json>(listed["recipes"].begin(), listed["recipes"].end()))) {
-    const std::string name = recipe["name"];
+  for (const auto& name : sampled(every_recipe())) {
     const Finished result =
         run_in(scratch, {"check", name, "dataset=mock", "checkpoint.pretrained_checkpoint=null", "~peft"});
     CAPTURE(name);

@@ -1,5 +1,6 @@
 #include "process.hpp"
 #include "base/actions.hpp"
+#include "base/json.hpp"
 #include "support/paths.hpp"
 
 #include <fcntl.h>
@@ -149,6 +150,13 @@ void LateKill::start(std::function<int()> victim, std::chrono::microseconds dela
 void LateKill::cancel() {
   over_ = true;
   if (waiting_.joinable()) waiting_.join();
+}
+
+std::vector<std::string> every_recipe() {
+  std::vector<std::string> names;
+  const auto listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
+  for (const auto& recipe : listed["recipes"]) names.push_back(recipe["name"]);
+  return names;
 }
 
 std::vector<std::string> tiny_recipe(const std::vector<std::string>& more) {

@@ -43,6 +43,8 @@ struct Launch {
 Finished run(const Launch& launch);
 Finished run(std::vector<std::string> arguments);
 
+// The names that `recipe ls` lists.
+std::vector<std::string> every_recipe();
 // A recipe of a few thousand parameters on generated tokens, without evaluations, as words: its name, and
 // what is changed.
 std::vector<std::string> tiny_recipe(const std::vector<std::string>& more);

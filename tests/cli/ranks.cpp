@@ -97,6 +97,9 @@ Spans without(Spans spans, const Spans& others) {
   return spans;
 }
 
+// Enough transfers that some lie beside operations, however the system schedules the threads of two ranks.
+constexpr const char* kManyTransfers[] = {"model.num_layers=6", "model.seq_length=128"};
+
 }  // namespace
 
 TEST_CASE("a trace of two ranks shows transfers of gradients beside weight gradients") {
@@ -105,8 +108,8 @@ TEST_CASE("a trace of two ranks shows transfers of gradients beside weight gradi
       scratch, {"--nproc", "2", "train.train_iters=4", "--run-dir", "a", "profiling.trace=true",
                 "profiling.profile_step_start=1", "profiling.profile_step_end=4", "train.device=checked",
                 "dist.distributed_backend=nccl_stand_in", "ddp.data_parallel_sharding_strategy=optim",
-                "ddp.overlap_grad_reduce=true", "ddp.bucket_size=5000", "model.num_layers=6",
-                "model.seq_length=128", "profiling.profile_ranks=[0,1]"});
+                "ddp.overlap_grad_reduce=true", "ddp.bucket_size=5000", kManyTransfers[0], kManyTransfers[1],
+                "profiling.profile_ranks=[0,1]"});
   REQUIRE_MESSAGE(done.code == 0, done.err);
   double both = 0;
   for (const int rank : {0, 1}) {
@@ -127,16 +130,14 @@ TEST_CASE("capstan trace with two ranks: their queues in one file, transfers bes
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_in(scratch, arguments);
   };
-  // Six layers of 128 tokens: enough transfers that some lie beside operations, however the system schedules
-  // the threads of two ranks.
   // Microseconds of gathers beside operations of the forward pass that follow their start and do not wait for
   // them, and of sums beside weight gradients.
   const auto overlaps = [&](const std::string& overlap) {
     const Finished done =
         trace({"train.device=checked", "dist.distributed_backend=nccl_stand_in",
                "ddp.data_parallel_sharding_strategy=optim_grads_params", "ddp.overlap_grad_reduce=" + overlap,
-               "ddp.overlap_param_gather=" + overlap, "ddp.bucket_size=5000", "model.num_layers=6",
-               "model.seq_length=128", "-o", overlap + ".json"});
+               "ddp.overlap_param_gather=" + overlap, "ddp.bucket_size=5000", kManyTransfers[0],
+               kManyTransfers[1], "-o", overlap + ".json"});
     REQUIRE_MESSAGE(done.code == 0, done.err);
     CHECK_MESSAGE(contains(done.out, "on each of 2 ranks"), done.out);
     auto ranks = lanes_of(scratch.file(overlap + ".json"));

@@ -148,10 +148,8 @@ TEST_CASE("trim: what the base says goes with its comments, the meaning and the 
   CHECK(contains(text, "save_interval: 7"));
   CHECK(contains(run({"recipe", "trim", file}).out, "nothing to change"));
   // Every recipe that comes with the program keeps its meaning.
-  const auto listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
-  for (const nlohmann::json& recipe :
-       sampled(std::vector<nlohmann::json>(listed["recipes"].begin(), listed["recipes"].end()))) {
-    const std::string name = recipe["name"], copy = scratch.file(name + ".yaml");
+  for (const auto& name : sampled(every_recipe())) {
+    const std::string copy = scratch.file(name + ".yaml");
     CAPTURE(name);
     REQUIRE(run({"recipe", "cp", name, copy}).code == 0);
     CHECK(run({"recipe", "trim", copy}).code == 0);

@@ -45,13 +45,6 @@ void check_trains(const ScratchDirectory& scratch, const std::string& recipe,
   for (const double loss : losses) CHECK(std::abs(loss - std::log(512)) < 0.4);
 }
 
-std::vector<std::string> every_recipe() {
-  std::vector<std::string> names;
-  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
-  for (const auto& recipe : listed["recipes"]) names.push_back(recipe["name"]);
-  return names;
-}
-
 }  // namespace
 
 #if CAPSTAN_EVERY_RECIPE

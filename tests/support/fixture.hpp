@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "base/file.hpp"
 #include "base/json.hpp"
 
 namespace capstan::test {
@@ -16,11 +16,9 @@ namespace capstan::test {
 class Fixture {
  public:
   explicit Fixture(const std::string& path) {
-    std::ifstream in(path, std::ios::binary | std::ios::ate);
-    bytes_.resize(in ? static_cast<size_t>(in.tellg()) : 0);
-    in.seekg(0).read(bytes_.data(), static_cast<std::streamsize>(bytes_.size()));
+    bytes_ = capstan::read_file(path);
     uint64_t header = 0;
-    if (bytes_.size() < 8) throw std::runtime_error("no fixture " + path);
+    if (bytes_.size() < 8) throw std::runtime_error("no header in fixture " + path);
     std::memcpy(&header, bytes_.data(), 8);
     const auto index = capstan::json_of(std::string_view(bytes_.data() + 8, header));
     for (const auto& [name, entry] : index.items()) {
@@ -51,7 +49,7 @@ class Fixture {
     size_t begin = 0, bytes = 0;
     std::vector<int64_t> shape;
   };
-  std::vector<char> bytes_;
+  std::string bytes_;
   std::map<std::string, Entry> entries_;
 };
 

@@ -66,30 +66,34 @@ std::optional<Library::Document> Library::recipe(std::string_view name) const {
   return std::nullopt;
 }
 
-// What a recipe's own text names: the models that it has entries for, and the recipes that it extends.
-struct Named {
+namespace {
+
+// What the text of a recipe names itself: models that it has entries for, and recipes that it extends.
+struct NamesInRecipe {
   std::vector<std::string> models, extends;
 };
 
-static Named names_in(const std::string& name, const std::string& text) {
-  Named named;
+NamesInRecipe names_in(const std::string& recipe, const std::string& text) {
+  NamesInRecipe names;
   std::vector<Diagnostic> ignored;
-  const auto tree = parse_yaml(0, {{Source::Kind::file, name, normalized(text), {}}}, ignored);
-  if (!tree) return named;
-  if (const Node* entries = tree->find("models")) named.models = entries->keys;
+  const auto tree = parse_yaml(0, {{Source::Kind::file, recipe, normalized(text), {}}}, ignored);
+  if (!tree) return names;
+  if (const Node* entries = tree->find("models")) names.models = entries->keys;
   if (const Node* extends = tree->find("extends")) {
-    if (extends->kind == Node::Kind::scalar) named.extends.push_back(extends->text);
-    for (const Node& parent : extends->items) named.extends.push_back(parent.text);
+    if (extends->kind == Node::Kind::scalar) names.extends.push_back(extends->text);
+    for (const Node& parent : extends->items) names.extends.push_back(parent.text);
   }
-  return named;
+  return names;
 }
 
 // Each thread parses a shipped text once: every resolution of MODEL-METHOD asks for those of its methods.
-static const Named& names_in_shipped(const std::string& name, const std::string& text) {
-  thread_local std::map<std::string, Named> known;
-  const auto found = known.find(text);
-  return found != known.end() ? found->second : known.emplace(text, names_in(name, text)).first->second;
+const NamesInRecipe& names_in_shipped(const std::string& recipe, const std::string& text) {
+  thread_local std::map<std::string, NamesInRecipe> by_text;
+  const auto found = by_text.find(text);
+  return found != by_text.end() ? found->second : by_text.emplace(text, names_in(recipe, text)).first->second;
 }
+
+}  // namespace
 
 const std::set<std::string>& Library::models_of(const std::string& recipe, ModelsByRecipe& known) const {
   const auto [entry, is_new] = known.try_emplace(recipe);
@@ -98,19 +102,19 @@ const std::set<std::string>& Library::models_of(const std::string& recipe, Model
   if (!is_new) return models;
   const auto found = recipe_file(recipe);
   if (!found) return models;
-  Named named;
+  NamesInRecipe names;
   if (found->file.empty()) {
-    named = names_in_shipped(found->name, found->text);
+    names = names_in_shipped(found->name, found->text);
   } else {
     try {
-      named = names_in(found->name, read_file(found->file, TreeLimits::kFileBytes));
+      names = names_in(found->name, read_file(found->file, TreeLimits::kFileBytes));
     } catch (const Error&) {
       // Reported when the recipe is resolved.
       return models;
     }
   }
-  models.insert(named.models.begin(), named.models.end());
-  for (const std::string& parent : named.extends) {
+  models.insert(names.models.begin(), names.models.end());
+  for (const std::string& parent : names.extends) {
     const auto& inherited = models_of(parent, known);
     models.insert(inherited.begin(), inherited.end());
   }
