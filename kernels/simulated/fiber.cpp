@@ -74,6 +74,11 @@ Fiber::~Fiber() {
 #ifdef CAPSTAN_THREAD_SANITIZER
   __tsan_destroy_fiber(sanitizer_fiber_);
 #endif
+#ifdef CAPSTAN_ADDRESS_SANITIZER
+  // The functions on this stack never return, so that nothing else forgets where their locals end; the next
+  // mapping may get these addresses.
+  __asan_unpoison_memory_region(stack_, bytes_);
+#endif
   ::munmap(stack_ - page_bytes(), bytes_ + page_bytes());
 }
 
