@@ -69,6 +69,10 @@ __device__ inline int64_t block_index() {
 __device__ inline int64_t grid_blocks() {
   return gridDim.x;
 }
+// Blocks of a grid that loops over work whose amount only device memory has. They fill the largest GPU.
+constexpr int64_t looping_blocks(int64_t on_gpu) {
+  return on_gpu;
+}
 
 // ---- barriers and warps
 

@@ -21,9 +21,10 @@ constexpr int kMomentLanes = static_cast<int>(kMomentBlock) / kEach;
 constexpr int64_t kTile = int64_t{2} * kThreads * kEach;
 static_assert(kTile % kMomentBlock == 0);
 // Blocks of an update: several for each multiprocessor of the largest GPUs.
-constexpr int64_t kUpdateBlocks = 1024;
-// Number of blocks of a sum. Each writes a partial result, so the number determines the order of summation.
-constexpr int64_t kSumBlocks = 256;
+constexpr int64_t kUpdateBlocks = looping_blocks(1024);
+// Blocks of a sum, and their most. Each writes a partial result, so the number determines the order of
+// summation.
+constexpr int64_t kMostSumBlocks = 256, kSumBlocks = looping_blocks(kMostSumBlocks);
 
 // ---- tiles
 
@@ -85,7 +86,7 @@ __global__ void first_tiles_kernel(Tiles tiles, bool counted_only) {
 
 WorkspaceSize sum_workspace(int64_t range_count, int64_t) {
   static_assert(sizeof(double) == sizeof(int64_t));
-  return {static_cast<size_t>(range_count + 1 + kSumBlocks) * sizeof(int64_t), 0};
+  return {static_cast<size_t>(range_count + 1 + kMostSumBlocks) * sizeof(int64_t), 0};
 }
 Tiles make_tiles(Context& c, In ranges, int64_t count, bool counted_only, int64_t* first) {
   const Tiles tiles{ranges.as<UpdateRange>(), count, first};

@@ -55,6 +55,11 @@ inline int64_t block_index() {
 inline int64_t grid_blocks() {
   return running_block->blocks();
 }
+// Blocks of a grid that loops over work whose amount only device memory has. Here each of them takes time
+// without any work, and with few of them small tests have blocks that loop.
+constexpr int64_t looping_blocks(int64_t on_gpu) {
+  return on_gpu < 4 ? on_gpu : 4;
+}
 
 // ---- barriers and warps
 
