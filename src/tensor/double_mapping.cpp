@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/error.hpp"
@@ -14,7 +15,17 @@
 namespace capstan {
 
 void fill_not_written(std::byte* begin, int64_t bytes) {
-  std::fill_n(reinterpret_cast<uint16_t*>(begin), bytes / 2, kNotWritten);
+  fill_alternating(begin, bytes, std::byte{kNotWritten & 0xFF}, std::byte{kNotWritten >> 8});
+}
+void fill_alternating(std::byte* begin, int64_t bytes, std::byte first, std::byte second) {
+  if (bytes > 0) begin[0] = first;
+  if (bytes > 1) begin[1] = second;
+  // Copies of what is there already, up to what the cache holds: a device that checks fills every block.
+  constexpr int64_t kMost = 16 << 10;
+  for (int64_t done = 2, next; done < bytes; done += next) {
+    next = std::min({done, bytes - done, kMost});
+    std::memcpy(begin + done, begin, static_cast<size_t>(next));
+  }
 }
 
 DoubleMapping::DoubleMapping(std::string device, int64_t bytes, bool accessible)

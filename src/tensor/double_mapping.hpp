@@ -13,6 +13,8 @@ namespace capstan {
 // and an index out of every range as an integer.
 inline constexpr uint16_t kNotWritten = 0x7FF4;
 void fill_not_written(std::byte* begin, int64_t bytes);
+// Writes two bytes in turn.
+void fill_alternating(std::byte* begin, int64_t bytes, std::byte first, std::byte second);
 
 class DoubleMapping {
  public:

@@ -3,10 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -151,4 +153,27 @@ TEST_CASE_TEMPLATE("sentinels are no part of the memory that is counted", D, BOT
   const Tensor x = Tensor::empty(*device, {100});
   CHECK(device->memory().now == 512);
   device->synchronize();
+}
+
+TEST_CASE("one changed byte is found at every address, wherever the sentinels begin and end") {
+  std::vector<std::byte> memory(64);
+  for (size_t begin = 8; begin < 12; ++begin)
+    for (const size_t bytes : {0, 1, 2, 3, 7, 16, 37}) {
+      INFO("from ", begin, ", ", bytes, " bytes");
+      std::ranges::fill(memory, std::byte{9});
+      std::byte* const from = memory.data() + begin;
+      std::byte* const to = from + bytes;
+      write_sentinel(from, to);
+      unpoison(from, to);
+      CHECK(std::ranges::count(memory, std::byte{9}) == static_cast<int64_t>(memory.size() - bytes));
+      CHECK(changed_sentinel(from, to) == to);
+      for (std::byte* changed = from; changed < to; ++changed) {
+        unpoison(from, to);
+        const std::byte was = std::exchange(*changed, std::byte{1});
+        CHECK(changed_sentinel(from, to) == changed);
+        unpoison(from, to);
+        *changed = was;
+      }
+      unpoison(from, to);
+    }
 }
