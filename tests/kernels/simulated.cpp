@@ -438,8 +438,8 @@ TEST_CASE("simulated kernels: after a defect the next launch is as usual") {
   CHECK(reversed[127] == 64);
 }
 
-// Marks of the address sanitizer beside the locals of a fiber that was destroyed made it refuse a file that was
-// mapped there later.
+// Marks of the address sanitizer beside the locals of a fiber that was destroyed made it refuse a file that
+// was mapped there later.
 TEST_CASE("simulated kernels: a stack leaves its addresses clean to the next mapping") {
   struct Visit {
     Fiber caller;
