@@ -248,7 +248,8 @@ esac
 case "\$words" in *" --shrink "*|*" -h "*|*" --help "*|*" --trial "*|*/trials/*) sizes= steps= ;; esac
 case "\$words" in *" model=hf:"*|*" winch.yaml "*) sizes="train.threads=1 model.seq_length=64" ;; esac
 case "\${1-} \${2-}" in
-  "train llama"*|"train qwen"*|"train gpt2"*|"train sft"|"train lora"|"train qlora"|"train dora")
+  "train llama"*|"train qwen"*|"train gpt2"*|"train latent"*|"train sft"|"train lora"|"train qlora"|\
+  "train dora")
     [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
   train\ *) exec "$program" "\$@" \$sizes \$steps ;;
   "tokenizer train") exec "$program" "\$@" --overwrite ;;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "base/json.hpp"
@@ -49,12 +50,43 @@ void check_trains(const ScratchDirectory& scratch, const std::string& recipe,
 
 #if CAPSTAN_EVERY_RECIPE
 
+// One recipe of each group that differs in nothing but name and description once it is shrunk for so many
+// ranks, as the sizes of a family often do.
+static std::vector<std::string> distinct_shrunk(const std::vector<std::string>& names,
+                                                const std::string& ranks) {
+  std::vector<std::string> distinct;
+  std::set<std::string> seen;
+  for (const auto& name : names) {
+    CAPTURE(name);
+    const Finished shown = run({"show", name, "--shrink", "--ranks", ranks, "--json"});
+    REQUIRE(shown.code == 0);
+    json config = capstan::json_of(shown.out)["config"];
+    config.erase("name"), config.erase("description");
+    if (seen.insert(capstan::dump_json(config)).second) distinct.push_back(name);
+  }
+  return distinct;
+}
+
 TEST_CASE("every shipped recipe trains two steps, shrunk") {
   const auto names = every_recipe();
-  CHECK(names.size() >= 100);
-  for (const auto& name : names) {
+  CHECK(names.size() >= 240);
+  for (const auto& name : distinct_shrunk(names, "1")) {
     const ScratchDirectory scratch;
     check_trains(scratch, name);
+  }
+}
+
+TEST_CASE("shrunk layouts: published scaling runs, CodeParrot and long sequences, on eight ranks") {
+  std::vector<std::string> names = every_recipe();
+  std::erase_if(names, [](const std::string& name) {
+    const auto begins = [&](const char* prefix) { return name.starts_with(prefix); };
+    return !begins("gpt-a100-") && !begins("gpt-h100-") && !begins("codeparrot-") &&
+           !(begins("llama3-") && name.ends_with("k"));
+  });
+  CHECK(names.size() == 26);
+  for (const auto& name : distinct_shrunk(names, "8")) {
+    const ScratchDirectory scratch;
+    check_trains(scratch, name, "8");
   }
 }
 

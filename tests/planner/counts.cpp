@@ -16,15 +16,19 @@ using namespace capstan::planner::test;
 
 namespace {
 
+config::Config resolved(const config::Request& request) {
+  const config::Resolution recipe = config::resolve(request);
+  REQUIRE_MESSAGE(recipe.ok(), config::render(recipe.diagnostics, recipe.sources));
+  return recipe.config;
+}
+
 config::Config config_with_model(const std::string& preset, std::vector<std::string> overrides = {}) {
   config::Request request;
   request.recipe = "quickstart";
   request.unset = {"model"};
   overrides.insert(overrides.begin(), "model=" + preset);
   for (const std::string& one : overrides) request.overrides.push_back(config::Override::token(one));
-  const config::Resolution recipe = config::resolve(request);
-  REQUIRE_MESSAGE(recipe.ok(), config::render(recipe.diagnostics, recipe.sources));
-  return recipe.config;
+  return resolved(request);
 }
 
 FlopConvention convention_of(const std::string& name) {
@@ -33,6 +37,16 @@ FlopConvention convention_of(const std::string& name) {
   if (name == "six_n") return FlopConvention::six_n;
   REQUIRE(name == "hardware");
   return FlopConvention::hardware;
+}
+
+// The parameters of a shape have the digits that a row prints.
+void check_parameters(const PublishedRow& row, const RunShape& shape) {
+  const std::string& printed = row.text("params_b");
+  const size_t point = printed.find('.');
+  const int digits = point == std::string::npos ? 0 : static_cast<int>(printed.size() - point - 1);
+  const double counted = total_parameters(shape) / 1e9;
+  CAPTURE(counted);
+  CHECK(fixed(counted, digits) == fixed(*parse_double(printed), digits));
 }
 
 }  // namespace
@@ -82,15 +96,43 @@ TEST_CASE("parameters are the published ones, to the last printed digit") {
   int rows = 0;
   for (const PublishedRow& row : published_rows("parameters.csv")) {
     CAPTURE(row.name());
-    const std::string& printed = row.text("params_b");
-    const size_t point = printed.find('.');
-    const int digits = point == std::string::npos ? 0 : static_cast<int>(printed.size() - point - 1);
-    const double counted = total_parameters(shape_of(row, false)) / 1e9;
-    CAPTURE(counted);
-    CHECK(fixed(counted, digits) == fixed(*parse_double(printed), digits));
+    check_parameters(row, shape_of(row, false));
     ++rows;
   }
   CHECK(rows == 69);
+}
+
+// Recipes are named by size: "GPT 39.1B" is gpt-a100-39.1b.
+TEST_CASE("the recipes of published tables have the table's sizes, layouts, batches and parameters") {
+  const auto check_recipes = [](const std::string& file, const std::string& prefix) {
+    int rows = 0;
+    for (const PublishedRow& row : published_rows(file)) {
+      if (!row.text("model").starts_with("GPT ")) continue;
+      CAPTURE(row.name());
+      const std::string size = row.text("model").substr(4);
+      config::Request request;
+      request.recipe = prefix + size.substr(0, size.size() - 1) + "b";
+      const config::Config config = resolved(request);
+      const RunShape recipe = run_shape(config), published = shape_of(row, false);
+      CHECK(config.model.vocab_size == published.vocab);
+      for (const auto& member :
+           {&RunShape::layers, &RunShape::hidden, &RunShape::heads, &RunShape::kv_groups, &RunShape::head_dim,
+            &RunShape::ffn, &RunShape::vocab, &RunShape::seq, &RunShape::tp, &RunShape::pp, &RunShape::cp,
+            &RunShape::dp, &RunShape::global_batch})
+        CHECK(recipe.*member == published.*member);
+      CHECK(config.dist.world_size == row.size("ngpu"));
+      CHECK(recipe.recompute == published.recompute);
+      // Which the README prints as 1.7 billion.
+      if (request.recipe == "gpt-h100-1.7b")
+        CHECK(total_parameters(recipe) / 1e9 == doctest::Approx(1.754).epsilon(1e-3));
+      else
+        check_parameters(row, recipe);
+      ++rows;
+    }
+    return rows;
+  };
+  CHECK(check_recipes("parameters.csv", "gpt-a100-") == 10);
+  CHECK(check_recipes("gpt_h100.csv", "gpt-h100-") == 9);
 }
 
 TEST_CASE("the formula counts the parameters that the models list") {
