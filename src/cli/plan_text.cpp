@@ -243,17 +243,24 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
                      " layouts, of which " + with_separators(result.fitting) + " fit by formula\n";
   if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
   Table table;
-  table.add({"", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro-batch", "recompute", "step", "MFU",
-             "memory", "front", "differs from the first by"});
+  const bool experts = !result.layouts.empty() && result.layouts.front().shape.experts;
+  std::vector<std::string> head{"", "tp", "pp", "vpp", "cp"};
+  if (experts) head.insert(head.end(), {"ep", "etp"});
+  head.insert(head.end(), {"dp", "schedule", "sharding", "micro-batch", "recompute", "step", "MFU", "memory",
+                           "front", "differs from the first by"});
+  table.add(std::move(head));
   const planner::Layout& best = result.layouts.front();
   for (size_t i = 0; i < result.layouts.size(); ++i) {
     const planner::Layout& one = result.layouts[i];
     const RunShape& s = one.shape;
     std::vector<std::string> row{std::to_string(i + 1)};
-    for (const int64_t size : {s.tp, s.pp, s.vpp, s.cp, s.ep, s.dp}) row.push_back(std::to_string(size));
+    for (const int64_t size : {s.tp, s.pp, s.vpp, s.cp}) row.push_back(std::to_string(size));
+    if (experts) row.push_back(std::to_string(s.ep)), row.push_back(std::to_string(s.etp));
+    row.push_back(std::to_string(s.dp));
+    row.emplace_back(s.pp > 1 ? config::enum_name(s.schedule) : "");
     row.emplace_back(config::enum_name(s.sharding));
     row.push_back(std::to_string(s.micro_batch));
-    row.emplace_back(s.recompute.full ? "full" : "none");
+    row.push_back(planner::recomputation_text(s));
     row.push_back(seconds_text(one.time.seconds));
     row.push_back(percent_text(planner::model_flops_utilization(s, cluster, one.time.seconds)));
     row.push_back(human_bytes(one.bytes) + (one.exact ? "" : " by formula"));
@@ -280,16 +287,28 @@ OrderedJson search_json(const std::string& recipe, const planner::Cluster& clust
                       {"fitting", result.fitting}};
   json["layouts"] = OrderedJson::array();
   for (const planner::Layout& one : result.layouts) {
+    const RunShape& s = one.shape;
     OrderedJson layout = {{"overrides", one.overrides},
+                          {"tp", s.tp},
+                          {"pp", s.pp},
+                          {"vpp", s.vpp},
+                          {"cp", s.cp},
+                          {"ep", s.ep},
+                          {"etp", s.etp},
+                          {"dp", s.dp},
+                          {"micro_batch", s.micro_batch},
+                          {"sharding", config::enum_name(s.sharding)},
+                          {"recomputation", planner::recomputation_text(s)},
                           {"fits", true},
                           {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
                           {"memory_exact", one.exact},
                           {"pareto_front", one.on_front},
                           {"step_seconds", one.time.seconds},
                           {"step_seconds_range", {one.time.fastest, one.time.slowest}},
-                          {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
-                          {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
-                          {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}};
+                          {"tokens_per_second", planner::tokens_per_second(s, one.time.seconds)},
+                          {"tflops_per_gpu", planner::tflops_per_gpu(s, one.time.seconds)},
+                          {"mfu", planner::model_flops_utilization(s, cluster, one.time.seconds)}};
+    layout["schedule"] = s.pp > 1 ? OrderedJson(config::enum_name(s.schedule)) : OrderedJson();
     layout["seconds_more_than_first"] = OrderedJson::object();
     for (const auto& [name, seconds] : planner::differences(result.layouts.front(), one))
       layout["seconds_more_than_first"][name] = seconds;

@@ -78,12 +78,6 @@ struct Technique {
   std::function<bool(RunShape&)> apply;
 };
 
-int64_t layers_of_stage(const RunShape& s) {
-  int64_t most = 0;
-  for (const StageShape& stage : s.stages) most = std::max(most, stage.layers());
-  return most;
-}
-
 // Divides the layers over `pp` ranks, with the most chunks up to those of now that divide them.
 bool divide_pipeline(RunShape& s, int64_t pp) {
   s.pp = s.group = pp;
@@ -126,22 +120,15 @@ void add_recomputation(std::vector<Technique>& techniques, const RunShape& base)
                             }});
   };
   if (base.recompute.full && base.recompute.layers < 0) return;
-  if (!base.recompute.full) {
-    // Inputs of GEMMs in 8 or 4 bits are saved as such: recomputation of norms saves nothing.
-    const bool low = base.format == GemmFormat::fp8 || base.format == GemmFormat::fp4;
-    for (const bool mlp : {false, true})
-      for (const bool norms : {false, true}) {
-        RecomputeShape r = base.recompute;
-        r.attention |= base.latent.has_value();
-        r.norms |= norms, r.mlp |= mlp, r.activation |= base.experts && !mlp;
-        if (r.any() && !(low && norms)) add(r);
-      }
-  }
-  for (const int64_t quarters : {1, 2, 3})
+  if (!base.recompute.full)
+    for (const RecomputeShape& r : selective_recomputations(base, base.recompute)) add(r);
+  for (const size_t quarters : {1, 2, 3})
     techniques.push_back({Kind::recomputation, [quarters](RunShape& s) {
-                            const int64_t layers = std::max<int64_t>(1, layers_of_stage(s) * quarters / 4);
-                            if (s.recompute.full && s.recompute.layers >= layers) return false;
-                            s.recompute = {.full = true, .layers = layers};
+                            const auto partial = partial_recomputations(s);
+                            if (partial.size() < quarters) return false;
+                            const RecomputeShape& r = partial[quarters - 1];
+                            if (s.recompute.full && s.recompute.layers >= r.layers) return false;
+                            s.recompute = r;
                             return true;
                           }});
   add({.full = true});
@@ -150,7 +137,7 @@ void add_recomputation(std::vector<Technique>& techniques, const RunShape& base)
 void add_offload(std::vector<Technique>& techniques, const RunShape& base) {
   for (const int64_t halves : {1, 2})
     techniques.push_back({Kind::activation_offload, [halves](RunShape& s) {
-                            const int64_t layers = std::min(layers_of_stage(s) * halves / 2, s.layers - 1);
+                            const int64_t layers = std::min(largest_stage(s) * halves / 2, s.layers - 1);
                             if (layers <= s.offloaded_layers) return false;
                             s.offloaded_layers = layers;
                             return true;

@@ -5,28 +5,16 @@
 
 #include <cmath>
 
-#include "config/resolve/resolve.hpp"
 #include "planner/counts.hpp"
 #include "planner/memory.hpp"
+#include "planner/resolver.hpp"
 #include "planner/search.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
+using namespace capstan::planner::test;
 
 namespace {
-
-std::optional<config::Config> resolve(const std::string& recipe, const std::vector<std::string>& overrides) {
-  config::Request request;
-  request.recipe = recipe;
-  for (const std::string& one : overrides) request.overrides.push_back(config::Override::token(one));
-  config::Resolution resolution = config::resolve(request);
-  if (!resolution.ok()) return std::nullopt;
-  return std::move(resolution.config);
-}
-
-Resolver resolver(const std::string& recipe) {
-  return [=](const std::vector<std::string>& overrides) { return resolve(recipe, overrides); };
-}
 
 Cluster with_memory(double gib) {
   Cluster cluster = read_cluster("h100");
