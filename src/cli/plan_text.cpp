@@ -60,10 +60,23 @@ std::string percent_text(double fraction) {
 std::string fit_text(const Plan& plan) {
   const RankMemory& memory = plan.memory[plan.fullest];
   const auto usable = static_cast<double>(plan.cluster.usable_memory.value);
-  return std::string(plan.fits ? "fits" : "does not fit") + ": pipeline rank " +
-         std::to_string(plan.fullest) + " needs " + human_bytes(memory.total()) + " of " +
-         human_bytes(usable) + " usable (" + percent_text(memory.total() / usable) + "), " +
+  const char* fitting = memory.total() > usable ? "does not fit" : plan.fits ? "fits" : "GPU memory fits";
+  return std::string(fitting) + ": pipeline rank " + std::to_string(plan.fullest) + " needs " +
+         human_bytes(memory.total()) + " of " + human_bytes(usable) + " usable (" +
+         percent_text(memory.total() / usable) + "), " +
          (memory.exact ? "exact: the trainer's step on the meta device" : "by formula") + "\n";
+}
+
+// Of runs that offload, or that the host does not fit.
+std::string host_text(const Plan& plan) {
+  const auto& limit = plan.cluster.host_memory;
+  const bool exceeds = limit && plan.host_bytes > static_cast<double>(limit->value);
+  if (!exceeds && plan.shape.offloaded_layers == 0 && plan.shape.offloaded_state == 0) return "";
+  const std::string most = limit ? " of " + human_bytes(static_cast<double>(limit->value))
+                                 : ", not limited: cluster " + plan.cluster.name + " has no `host_memory`";
+  return std::string(exceeds ? "host memory does not fit" : "host memory") + ": the " +
+         counted(planner::ranks_of_node(plan.shape, plan.cluster), "rank") + " of a node need " +
+         human_bytes(plan.host_bytes) + most + "\n";
 }
 
 std::string speed_text(const Plan& plan) {
@@ -143,17 +156,23 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
   std::vector<std::string> head{"step", "price", "memory", "overrides"};
   if (!plan.fits) head.insert(head.begin(), "change");
   table.add(std::move(head));
+  bool uses_host = false;
   for (const planner::Change& change : changes) {
     std::vector<std::string> row{seconds_text(change.seconds), price_text(plan, change),
                                  human_bytes(change.bytes) + (change.exact ? "" : " by formula"),
                                  overrides_text(change.overrides)};
     // Buffers of the loader are not worth a word.
-    if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord)
+    if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord) {
       row[2] += ", host " + human_bytes(change.host_bytes);
+      uses_host = true;
+    }
     if (!plan.fits) row.insert(row.begin(), change.name);
     table.add(std::move(row));
   }
-  return std::string(plan.fits ? "\nfaster:\n" : "\nfits with:\n") + table.text();
+  const bool unlimited = uses_host && !plan.cluster.host_memory;
+  return std::string(plan.fits ? "\nfaster:\n" : "\nfits with:\n") + table.text() +
+         (unlimited ? "host memory is not limited: cluster " + plan.cluster.name + " has no `host_memory`\n"
+                    : "");
 }
 
 }  // namespace
@@ -166,8 +185,8 @@ std::string overrides_text(const std::vector<std::string>& overrides) {
 
 std::string plan_text(const std::string& recipe, const Plan& plan,
                       const std::vector<planner::Change>& changes) {
-  std::string text =
-      title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
+  std::string text = title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) +
+                     host_text(plan) + speed_text(plan);
   for (const std::string& warning : plan.warnings) text += "note: " + warning + "\n";
   text += memory_table(plan) + parts_table(plan) + "\nlimits:\n";
   for (const std::string& limit : plan.limits) text += "  " + limit + "\n";
@@ -185,24 +204,28 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
     object["cached"] = integer(memory.cached);
     return object;
   };
-  OrderedJson json = {{"schema", "capstan.plan/1"},
-                      {"recipe", recipe},
-                      {"cluster", plan.cluster.name},
-                      {"calibration", std::string(config::enum_name(plan.cluster.calibration))},
-                      {"gpus", plan.shape.gpus()},
-                      {"fits", plan.fits},
-                      {"memory_bytes", memory_of(plan.memory[plan.fullest])},
-                      {"memory_exact", plan.memory[plan.fullest].exact},
-                      {"usable_memory_bytes", plan.cluster.usable_memory.value},
-                      {"step_seconds", t.seconds},
-                      {"step_seconds_range", {t.fastest, t.slowest}},
-                      {"tokens_per_second", plan.tokens_per_second},
-                      {"tflops_per_gpu", plan.tflops_per_gpu},
-                      {"flop_convention", "causal"},
-                      {"mfu", plan.mfu},
-                      {"mfu_range", {plan.mfu * t.seconds / t.slowest, plan.mfu * t.seconds / t.fastest}},
-                      {"parameters", integer(planner::total_parameters(plan.shape))},
-                      {"flops_per_token", planner::flops_per_token(plan.shape)}};
+  OrderedJson json = {
+      {"schema", "capstan.plan/1"},
+      {"recipe", recipe},
+      {"cluster", plan.cluster.name},
+      {"calibration", std::string(config::enum_name(plan.cluster.calibration))},
+      {"gpus", plan.shape.gpus()},
+      {"fits", plan.fits},
+      {"memory_bytes", memory_of(plan.memory[plan.fullest])},
+      {"memory_exact", plan.memory[plan.fullest].exact},
+      {"usable_memory_bytes", plan.cluster.usable_memory.value},
+      {"host_memory_bytes_of_node", integer(plan.host_bytes)},
+      {"host_memory_limit_bytes",
+       plan.cluster.host_memory ? OrderedJson(plan.cluster.host_memory->value) : OrderedJson()},
+      {"step_seconds", t.seconds},
+      {"step_seconds_range", {t.fastest, t.slowest}},
+      {"tokens_per_second", plan.tokens_per_second},
+      {"tflops_per_gpu", plan.tflops_per_gpu},
+      {"flop_convention", "causal"},
+      {"mfu", plan.mfu},
+      {"mfu_range", {plan.mfu * t.seconds / t.slowest, plan.mfu * t.seconds / t.fastest}},
+      {"parameters", integer(planner::total_parameters(plan.shape))},
+      {"flops_per_token", planner::flops_per_token(plan.shape)}};
   json["limits"] = plan.limits;
   json["warnings"] = plan.warnings;
   json["parts"] = OrderedJson::object();

@@ -150,10 +150,14 @@ std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
   Words words;
   add_layout(words, base, s);
   add_recomputation(words, base, s);
-  if (s.offloaded_layers != base.offloaded_layers)
+  if (s.offloaded_layers == 0 && base.offloaded_layers > 0)
+    words.emplace_back("model.cpu_offloading=false");
+  else if (s.offloaded_layers != base.offloaded_layers)
     words.insert(words.end(), {"model.cpu_offloading=true",
                                "model.cpu_offloading_num_layers=" + std::to_string(s.offloaded_layers)});
-  if (s.offloaded_state != base.offloaded_state) {
+  if (s.offloaded_state == 0 && base.offloaded_state > 0) {
+    words.emplace_back("optimizer.optimizer_cpu_offload=false");
+  } else if (s.offloaded_state != base.offloaded_state) {
     words.emplace_back("optimizer.optimizer_cpu_offload=true");
     if (base.offloaded_state > 0) words.emplace_back("optimizer.optimizer_offload_fraction=1");
   }

@@ -129,9 +129,10 @@ class Enumeration {
 
   void score(const RunShape& s) {
     ++tried;
-    const double bytes = fullest_by_formula(s).total();
+    const RankMemory memory = fullest_by_formula(s);
+    const double bytes = memory.total();
     const auto usable = static_cast<double>(cluster_.usable_memory.value);
-    if (bytes > usable + memory_error(s, usable)) return;
+    if (!fits_memory(s, cluster_, bytes - memory_error(s, usable), memory.host)) return;
     fitting += bytes <= usable ? 1 : 0;
     Scored& one = scored.emplace_back(s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes);
     one.shape.stages = {}, one.shape.stage_ranks = {};
@@ -197,7 +198,8 @@ class LayoutList {
     double error = memory_error(layout.shape, usable);
     if (const auto exact = exact_fullest(*config, cluster_, passes))
       layout.bytes = exact->total(), layout.exact = true, error = 0;
-    if (layout.bytes + error > usable) return Outcome::too_large;
+    const double host = fullest_by_formula(layout.shape).host;
+    if (!fits_memory(layout.shape, cluster_, layout.bytes + error, host)) return Outcome::too_large;
     layout.time = step_time(layout.shape, cluster_);
     layouts.push_back(std::move(layout));
     return Outcome::listed;

@@ -71,6 +71,8 @@ TEST_CASE("a plan for GPUs with another memory lists the changes after which it 
   const Json object = json_of(plan.out);
   // What CUDA, NCCL and the driver take of an H100 is taken from these too.
   CHECK(object["usable_memory_bytes"] == 40'000'000'000 - (int64_t{3} << 30));
+  CHECK(object["host_memory_limit_bytes"] == 2'000'000'000'000);
+  CHECK(object["host_memory_bytes_of_node"].get<int64_t>() > 0);
   REQUIRE(object["changes"].size() >= 2);
   double before = 0;
   for (const auto& change : object["changes"]) {
