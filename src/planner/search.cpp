@@ -144,18 +144,11 @@ class Enumeration {
   const std::vector<RecomputeShape> selective_;
 };
 
-// What layouts have in common that differ in recomputation only.
+// What layouts have in common that differ in recomputation only. Without a pipeline the schedule is none.
 using LayoutKey = std::array<int64_t, 9>;
 LayoutKey key_of(const RunShape& s) {
-  return {s.tp,
-          s.pp,
-          s.vpp,
-          s.cp,
-          s.ep,
-          s.etp,
-          s.micro_batch,
-          static_cast<int64_t>(s.schedule),
-          static_cast<int64_t>(s.sharding)};
+  const int64_t schedule = s.pp > 1 ? static_cast<int64_t>(s.schedule) : -1;
+  return {s.tp, s.pp, s.vpp, s.cp, s.ep, s.etp, s.micro_batch, schedule, static_cast<int64_t>(s.sharding)};
 }
 
 // Whether a layout differs from a listed one in nothing but sharding, recomputation and how samples are
