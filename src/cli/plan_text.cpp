@@ -60,10 +60,23 @@ std::string percent_text(double fraction) {
 std::string fit_text(const Plan& plan) {
   const RankMemory& memory = plan.memory[plan.fullest];
   const auto usable = static_cast<double>(plan.cluster.usable_memory.value);
-  return std::string(plan.fits ? "fits" : "does not fit") + ": pipeline rank " +
-         std::to_string(plan.fullest) + " needs " + human_bytes(memory.total()) + " of " +
-         human_bytes(usable) + " usable (" + percent_text(memory.total() / usable) + "), " +
+  const char* fitting = memory.total() > usable ? "does not fit" : plan.fits ? "fits" : "GPU memory fits";
+  return std::string(fitting) + ": pipeline rank " + std::to_string(plan.fullest) + " needs " +
+         human_bytes(memory.total()) + " of " + human_bytes(usable) + " usable (" +
+         percent_text(memory.total() / usable) + "), " +
          (memory.exact ? "exact: the trainer's step on the meta device" : "by formula") + "\n";
+}
+
+// Of runs that offload, or that the host does not fit.
+std::string host_text(const Plan& plan) {
+  const auto& limit = plan.cluster.host_memory;
+  const bool exceeds = limit && plan.host_bytes > static_cast<double>(limit->value);
+  if (!exceeds && plan.shape.offloaded_layers == 0 && plan.shape.offloaded_state == 0) return "";
+  const std::string most = limit ? " of " + human_bytes(static_cast<double>(limit->value))
+                                 : ", not limited: cluster " + plan.cluster.name + " has no `host_memory`";
+  return std::string(exceeds ? "host memory does not fit" : "host memory") + ": the " +
+         counted(planner::ranks_of_node(plan.shape, plan.cluster), "rank") + " of a node need " +
+         human_bytes(plan.host_bytes) + most + "\n";
 }
 
 std::string speed_text(const Plan& plan) {
@@ -143,17 +156,23 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
   std::vector<std::string> head{"step", "price", "memory", "overrides"};
   if (!plan.fits) head.insert(head.begin(), "change");
   table.add(std::move(head));
+  bool uses_host = false;
   for (const planner::Change& change : changes) {
     std::vector<std::string> row{seconds_text(change.seconds), price_text(plan, change),
                                  human_bytes(change.bytes) + (change.exact ? "" : " by formula"),
                                  overrides_text(change.overrides)};
     // Buffers of the loader are not worth a word.
-    if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord)
+    if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord) {
       row[2] += ", host " + human_bytes(change.host_bytes);
+      uses_host = true;
+    }
     if (!plan.fits) row.insert(row.begin(), change.name);
     table.add(std::move(row));
   }
-  return std::string(plan.fits ? "\nfaster:\n" : "\nfits with:\n") + table.text();
+  const bool unlimited = uses_host && !plan.cluster.host_memory;
+  return std::string(plan.fits ? "\nfaster:\n" : "\nfits with:\n") + table.text() +
+         (unlimited ? "host memory is not limited: cluster " + plan.cluster.name + " has no `host_memory`\n"
+                    : "");
 }
 
 }  // namespace
@@ -166,8 +185,8 @@ std::string overrides_text(const std::vector<std::string>& overrides) {
 
 std::string plan_text(const std::string& recipe, const Plan& plan,
                       const std::vector<planner::Change>& changes) {
-  std::string text =
-      title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) + speed_text(plan);
+  std::string text = title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) +
+                     host_text(plan) + speed_text(plan);
   for (const std::string& warning : plan.warnings) text += "note: " + warning + "\n";
   text += memory_table(plan) + parts_table(plan) + "\nlimits:\n";
   for (const std::string& limit : plan.limits) text += "  " + limit + "\n";
@@ -185,24 +204,28 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
     object["cached"] = integer(memory.cached);
     return object;
   };
-  OrderedJson json = {{"schema", "capstan.plan/1"},
-                      {"recipe", recipe},
-                      {"cluster", plan.cluster.name},
-                      {"calibration", std::string(config::enum_name(plan.cluster.calibration))},
-                      {"gpus", plan.shape.gpus()},
-                      {"fits", plan.fits},
-                      {"memory_bytes", memory_of(plan.memory[plan.fullest])},
-                      {"memory_exact", plan.memory[plan.fullest].exact},
-                      {"usable_memory_bytes", plan.cluster.usable_memory.value},
-                      {"step_seconds", t.seconds},
-                      {"step_seconds_range", {t.fastest, t.slowest}},
-                      {"tokens_per_second", plan.tokens_per_second},
-                      {"tflops_per_gpu", plan.tflops_per_gpu},
-                      {"flop_convention", "causal"},
-                      {"mfu", plan.mfu},
-                      {"mfu_range", {plan.mfu * t.seconds / t.slowest, plan.mfu * t.seconds / t.fastest}},
-                      {"parameters", integer(planner::total_parameters(plan.shape))},
-                      {"flops_per_token", planner::flops_per_token(plan.shape)}};
+  OrderedJson json = {
+      {"schema", "capstan.plan/1"},
+      {"recipe", recipe},
+      {"cluster", plan.cluster.name},
+      {"calibration", std::string(config::enum_name(plan.cluster.calibration))},
+      {"gpus", plan.shape.gpus()},
+      {"fits", plan.fits},
+      {"memory_bytes", memory_of(plan.memory[plan.fullest])},
+      {"memory_exact", plan.memory[plan.fullest].exact},
+      {"usable_memory_bytes", plan.cluster.usable_memory.value},
+      {"host_memory_bytes_of_node", integer(plan.host_bytes)},
+      {"host_memory_limit_bytes",
+       plan.cluster.host_memory ? OrderedJson(plan.cluster.host_memory->value) : OrderedJson()},
+      {"step_seconds", t.seconds},
+      {"step_seconds_range", {t.fastest, t.slowest}},
+      {"tokens_per_second", plan.tokens_per_second},
+      {"tflops_per_gpu", plan.tflops_per_gpu},
+      {"flop_convention", "causal"},
+      {"mfu", plan.mfu},
+      {"mfu_range", {plan.mfu * t.seconds / t.slowest, plan.mfu * t.seconds / t.fastest}},
+      {"parameters", integer(planner::total_parameters(plan.shape))},
+      {"flops_per_token", planner::flops_per_token(plan.shape)}};
   json["limits"] = plan.limits;
   json["warnings"] = plan.warnings;
   json["parts"] = OrderedJson::object();
@@ -243,17 +266,24 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
                      " layouts, of which " + with_separators(result.fitting) + " fit by formula\n";
   if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
   Table table;
-  table.add({"", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro-batch", "recompute", "step", "MFU",
-             "memory", "front", "differs from the first by"});
+  const bool experts = !result.layouts.empty() && result.layouts.front().shape.experts;
+  std::vector<std::string> head{"", "tp", "pp", "vpp", "cp"};
+  if (experts) head.insert(head.end(), {"ep", "etp"});
+  head.insert(head.end(), {"dp", "schedule", "sharding", "micro-batch", "recompute", "step", "MFU", "memory",
+                           "front", "differs from the first by"});
+  table.add(std::move(head));
   const planner::Layout& best = result.layouts.front();
   for (size_t i = 0; i < result.layouts.size(); ++i) {
     const planner::Layout& one = result.layouts[i];
     const RunShape& s = one.shape;
     std::vector<std::string> row{std::to_string(i + 1)};
-    for (const int64_t size : {s.tp, s.pp, s.vpp, s.cp, s.ep, s.dp}) row.push_back(std::to_string(size));
+    for (const int64_t size : {s.tp, s.pp, s.vpp, s.cp}) row.push_back(std::to_string(size));
+    if (experts) row.push_back(std::to_string(s.ep)), row.push_back(std::to_string(s.etp));
+    row.push_back(std::to_string(s.dp));
+    row.emplace_back(s.pp > 1 ? config::enum_name(s.schedule) : "");
     row.emplace_back(config::enum_name(s.sharding));
     row.push_back(std::to_string(s.micro_batch));
-    row.emplace_back(s.recompute.full ? "full" : "none");
+    row.push_back(planner::recomputation_text(s));
     row.push_back(seconds_text(one.time.seconds));
     row.push_back(percent_text(planner::model_flops_utilization(s, cluster, one.time.seconds)));
     row.push_back(human_bytes(one.bytes) + (one.exact ? "" : " by formula"));
@@ -280,16 +310,28 @@ OrderedJson search_json(const std::string& recipe, const planner::Cluster& clust
                       {"fitting", result.fitting}};
   json["layouts"] = OrderedJson::array();
   for (const planner::Layout& one : result.layouts) {
+    const RunShape& s = one.shape;
     OrderedJson layout = {{"overrides", one.overrides},
+                          {"tp", s.tp},
+                          {"pp", s.pp},
+                          {"vpp", s.vpp},
+                          {"cp", s.cp},
+                          {"ep", s.ep},
+                          {"etp", s.etp},
+                          {"dp", s.dp},
+                          {"micro_batch", s.micro_batch},
+                          {"sharding", config::enum_name(s.sharding)},
+                          {"recomputation", planner::recomputation_text(s)},
                           {"fits", true},
                           {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
                           {"memory_exact", one.exact},
                           {"pareto_front", one.on_front},
                           {"step_seconds", one.time.seconds},
                           {"step_seconds_range", {one.time.fastest, one.time.slowest}},
-                          {"tokens_per_second", planner::tokens_per_second(one.shape, one.time.seconds)},
-                          {"tflops_per_gpu", planner::tflops_per_gpu(one.shape, one.time.seconds)},
-                          {"mfu", planner::model_flops_utilization(one.shape, cluster, one.time.seconds)}};
+                          {"tokens_per_second", planner::tokens_per_second(s, one.time.seconds)},
+                          {"tflops_per_gpu", planner::tflops_per_gpu(s, one.time.seconds)},
+                          {"mfu", planner::model_flops_utilization(s, cluster, one.time.seconds)}};
+    layout["schedule"] = s.pp > 1 ? OrderedJson(config::enum_name(s.schedule)) : OrderedJson();
     layout["seconds_more_than_first"] = OrderedJson::object();
     for (const auto& [name, seconds] : planner::differences(result.layouts.front(), one))
       layout["seconds_more_than_first"][name] = seconds;

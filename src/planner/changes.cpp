@@ -17,12 +17,14 @@ class Pricing {
   Pricing(const Plan& plan, const Resolver& resolve)
       : plan_(plan),
         resolve_(resolve),
-        usable_(static_cast<double>(plan.cluster.usable_memory.value)),
         scale_(plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape).total()) {}
 
   // Bytes of the fullest rank by formula, scaled by what the exact figure of the plan is of the formula's.
-  double bytes_of(const RunShape& shape) const { return scale_ * fullest_by_formula(shape).total(); }
-  bool fits(double bytes) const { return bytes <= usable_; }
+  double scaled(const RankMemory& memory) const { return scale_ * memory.total(); }
+  bool fits_by_formula(const RunShape& shape) const {
+    const RankMemory memory = fullest_by_formula(shape);
+    return fits_memory(shape, plan_.cluster, scaled(memory), memory.host);
+  }
 
   // The recipe with the overrides, priced by formula. nullopt: it is not legal.
   struct Priced {
@@ -30,14 +32,17 @@ class Pricing {
     config::Config config;
     RunShape shape;
   };
+  bool fits(const Priced& priced) const {
+    return fits_memory(priced.shape, plan_.cluster, priced.change.bytes, priced.change.host_bytes);
+  }
   std::optional<Priced> price(std::vector<std::string> overrides) const {
     const auto config = legal_recipe(resolve_, overrides, plan_.shape.global_batch);
     if (!config) return std::nullopt;
     Priced priced{{}, *config, run_shape(*config)};
     priced.change.overrides = std::move(overrides);
     priced.change.seconds = step_time(priced.shape, plan_.cluster).seconds;
-    priced.change.bytes = bytes_of(priced.shape);
-    priced.change.host_bytes = fullest_by_formula(priced.shape).host;
+    const RankMemory memory = fullest_by_formula(priced.shape);
+    priced.change.bytes = scaled(memory), priced.change.host_bytes = memory.host;
     return priced;
   }
 
@@ -46,14 +51,15 @@ class Pricing {
     if (!plan_.memory[plan_.fullest].exact) return;
     const auto exact = exact_fullest(priced.config, plan_.cluster, passes_);
     if (!exact) return;
-    priced.change.bytes = exact->total(), priced.change.host_bytes = exact->host;
-    priced.change.exact = true;
+    priced.change.bytes = exact->total(), priced.change.exact = true;
+    // Of a rank that need not be the one with the most.
+    priced.change.host_bytes = std::max(exact->host, priced.change.host_bytes);
   }
 
  private:
   const Plan& plan_;
   const Resolver& resolve_;
-  const double usable_, scale_;
+  const double scale_;
   int64_t passes_ = kAffordablePasses;
 };
 
@@ -77,12 +83,6 @@ struct Technique {
   // Changes the shape; false where it does not apply.
   std::function<bool(RunShape&)> apply;
 };
-
-int64_t layers_of_stage(const RunShape& s) {
-  int64_t most = 0;
-  for (const StageShape& stage : s.stages) most = std::max(most, stage.layers());
-  return most;
-}
 
 // Divides the layers over `pp` ranks, with the most chunks up to those of now that divide them.
 bool divide_pipeline(RunShape& s, int64_t pp) {
@@ -126,22 +126,15 @@ void add_recomputation(std::vector<Technique>& techniques, const RunShape& base)
                             }});
   };
   if (base.recompute.full && base.recompute.layers < 0) return;
-  if (!base.recompute.full) {
-    // Inputs of GEMMs in 8 or 4 bits are saved as such: recomputation of norms saves nothing.
-    const bool low = base.format == GemmFormat::fp8 || base.format == GemmFormat::fp4;
-    for (const bool mlp : {false, true})
-      for (const bool norms : {false, true}) {
-        RecomputeShape r = base.recompute;
-        r.attention |= base.latent.has_value();
-        r.norms |= norms, r.mlp |= mlp, r.activation |= base.experts && !mlp;
-        if (r.any() && !(low && norms)) add(r);
-      }
-  }
-  for (const int64_t quarters : {1, 2, 3})
+  if (!base.recompute.full)
+    for (const RecomputeShape& r : selective_recomputations(base, base.recompute)) add(r);
+  for (const size_t quarters : {1, 2, 3})
     techniques.push_back({Kind::recomputation, [quarters](RunShape& s) {
-                            const int64_t layers = std::max<int64_t>(1, layers_of_stage(s) * quarters / 4);
-                            if (s.recompute.full && s.recompute.layers >= layers) return false;
-                            s.recompute = {.full = true, .layers = layers};
+                            const auto partial = partial_recomputations(s);
+                            if (partial.size() < quarters) return false;
+                            const RecomputeShape& r = partial[quarters - 1];
+                            if (s.recompute.full && s.recompute.layers >= r.layers) return false;
+                            s.recompute = r;
                             return true;
                           }});
   add({.full = true});
@@ -150,7 +143,7 @@ void add_recomputation(std::vector<Technique>& techniques, const RunShape& base)
 void add_offload(std::vector<Technique>& techniques, const RunShape& base) {
   for (const int64_t halves : {1, 2})
     techniques.push_back({Kind::activation_offload, [halves](RunShape& s) {
-                            const int64_t layers = std::min(layers_of_stage(s) * halves / 2, s.layers - 1);
+                            const int64_t layers = std::min(largest_stage(s) * halves / 2, s.layers - 1);
                             if (layers <= s.offloaded_layers) return false;
                             s.offloaded_layers = layers;
                             return true;
@@ -158,6 +151,17 @@ void add_offload(std::vector<Technique>& techniques, const RunShape& base) {
   if (base.offloaded_state < 1 && !base.frozen_base)
     techniques.push_back({Kind::state_offload, [](RunShape& s) {
                             s.offloaded_state = 1;
+                            return true;
+                          }});
+  // Where the host's memory is what is missing.
+  if (base.offloaded_layers > 0)
+    techniques.push_back({Kind::activation_offload, [](RunShape& s) {
+                            s.offloaded_layers = 0;
+                            return true;
+                          }});
+  if (base.offloaded_state > 0)
+    techniques.push_back({Kind::state_offload, [](RunShape& s) {
+                            s.offloaded_state = 0;
                             return true;
                           }});
 }
@@ -214,8 +218,11 @@ std::string name_of(const RunShape& base, const RunShape& s) {
               : r.layers < 0 ? "recompute all layers"
                              : "recompute " + counted(r.layers, "layer") + " of each stage");
   add(s.offloaded_layers != base.offloaded_layers,
-      "activations of " + counted(s.offloaded_layers, "layer") + " of each stage in host memory");
-  add(s.offloaded_state != base.offloaded_state, "optimizer state in host memory");
+      s.offloaded_layers == 0
+          ? "activations on the GPU"
+          : "activations of " + counted(s.offloaded_layers, "layer") + " of each stage in host memory");
+  add(s.offloaded_state != base.offloaded_state,
+      s.offloaded_state == 0 ? "optimizer state on the GPU" : "optimizer state in host memory");
   return text;
 }
 
@@ -258,7 +265,7 @@ class Combinations {
     if (!complete(one.shape, plan_.shape)) return;
     for (const uint64_t smaller : smaller_)
       if ((one.techniques & smaller) == smaller) return;
-    if (!pricing_.fits(pricing_.bytes_of(one.shape))) return;
+    if (!pricing_.fits_by_formula(one.shape)) return;
     one.seconds = step_time(one.shape, plan_.cluster, PipelineModel::formula).seconds;
     found_.push_back(std::move(one));
   }
@@ -293,10 +300,10 @@ std::vector<Change> ways_to_fit(const Plan& plan, const Resolver& resolve, size_
       if (changes.size() >= most || ++trials > kMostTrials) break;
       if (std::find(kinds.begin(), kinds.end(), fitting.kinds) != kinds.end()) continue;
       auto priced = pricing.price(overrides_of(plan.shape, fitting.shape));
-      if (!priced || !pricing.fits(priced->change.bytes)) continue;
+      if (!priced || !pricing.fits(*priced)) continue;
       if (fastest > 0 && priced->change.seconds >= fastest) continue;
       pricing.make_exact(*priced);
-      if (!pricing.fits(priced->change.bytes)) continue;
+      if (!pricing.fits(*priced)) continue;
       priced->change.name = name_of(plan.shape, priced->shape);
       kinds.push_back(fitting.kinds);
       changes.push_back(std::move(priced->change));
@@ -353,7 +360,7 @@ std::vector<Change> faster_changes(const Plan& plan, const Resolver& resolve, si
     auto priced = pricing.price(std::move(overrides));
     if (!priced) continue;
     const Change& change = priced->change;
-    if (!pricing.fits(change.bytes) || change.seconds > 0.98 * plan.time.seconds) continue;
+    if (!pricing.fits(*priced) || change.seconds > 0.98 * plan.time.seconds) continue;
     // An override that changes nothing more than an earlier one is no proposal of its own.
     if (std::none_of(found.begin(), found.end(), [&](const Pricing::Priced& other) {
           return other.change.seconds == change.seconds && other.change.bytes == change.bytes;
@@ -366,7 +373,7 @@ std::vector<Change> faster_changes(const Plan& plan, const Resolver& resolve, si
   for (Pricing::Priced& priced : found) {
     if (changes.size() == most) break;
     pricing.make_exact(priced);
-    if (pricing.fits(priced.change.bytes)) changes.push_back(std::move(priced.change));
+    if (pricing.fits(priced)) changes.push_back(std::move(priced.change));
   }
   return changes;
 }

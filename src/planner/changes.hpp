@@ -24,7 +24,8 @@ struct Change {
 // recomputation, the micro-batch, tensor, pipeline, context and expert parallelism, and offload to host
 // memory. A change of several kinds is listed only where it is faster than every change of fewer kinds that
 // fits. The model, the global batch size and the number of GPUs stay. Memory is exact where that of the plan
-// is, and where it takes little time; host memory is not limited. At most `most`; empty for a plan that fits.
+// is, and where it takes little time; host memory is limited where the cluster says how much there is. At
+// most `most`; empty for a plan that fits.
 std::vector<Change> ways_to_fit(const Plan& plan, const Resolver& resolve, size_t most = 6);
 
 // At most `most` single changes that make a plan that fits faster by 2 % and fit too, the fastest first.

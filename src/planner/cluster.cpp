@@ -107,6 +107,9 @@ static void describe(config::Section<Cluster>& s) {
           "measured bus bandwidth of an all-reduce over all GPUs of N nodes in GB/s, as nccl-tests prints it "
           "({2: 362, 4: 160}); it limits collectives between nodes");
 
+  s.field("host_memory", &Cluster::host_memory)
+      .doc("memory of one node's host, which limits offload; without it offload is not limited")
+      .min(1);
   s.field("host_bandwidth", &Cluster::host_bandwidth)
       .doc("attained bandwidth between one GPU and host memory, in one direction, for offload")
       .unit("GB/s")

@@ -42,6 +42,8 @@ struct Cluster {
   // GB/s of an all-reduce by the number of nodes.
   std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
 
+  // Of one node, for offload. nullopt: it is not known, and not limited.
+  std::optional<config::Bytes> host_memory;
   // GB/s of one GPU in one direction, and of the host's memory for each GPU, as attained; both assumed unless
   // given.
   double host_bandwidth = 25, host_memory_bandwidth = 40;

@@ -53,7 +53,8 @@ class LayerClock {
         shard_(shape.sequence_parallel ? tokens_ / t_ : tokens_),
         tp_(group_of(cluster, 1, shape.tp)),
         cp_(group_of(cluster, shape.tp, shape.cp)),
-        ep_(group_of(cluster, shape.etp, shape.ep)) {}
+        ep_(group_of(cluster, shape.etp, shape.ep)),
+        etp_(group_of(cluster, 1, shape.etp)) {}
 
   StageTime layer(bool expert_layer) {
     time_ = {};
@@ -212,6 +213,16 @@ class LayerClock {
     move(4 * rows + 8 * shard_ * real(e.count), 4 * rows + 8 * shard_ * real(e.count), 8);
     if (e.shared_ffn > 0) mlp(real(e.shared_ffn), true);
     exchange_tokens(rows);
+    gather_rows(s_.activation_bytes * slots * h);
+  }
+
+  // The ranks that share an expert gather its rows and reduce its outputs, and the reverse in the backward
+  // pass.
+  void gather_rows(double bytes) {
+    if (s_.etp == 1) return;
+    const double one = collective_seconds(c_, etp_, Collective::all_gather, bytes) +
+                       collective_seconds(c_, etp_, Collective::reduce_scatter, bytes);
+    time_.forward.tensor += one, time_.input_gradients.tensor += one;
   }
 
   void exchange_tokens(double bytes) {
@@ -235,7 +246,7 @@ class LayerClock {
   const Cluster& c_;
   // Tensor-parallel ranks; tokens of a micro-batch on a rank, and those of its part of the sequence.
   const double t_, tokens_, shard_;
-  const Group tp_, cp_, ep_;
+  const Group tp_, cp_, ep_, etp_;
   StageTime time_;
 };
 

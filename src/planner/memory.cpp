@@ -1,6 +1,7 @@
 #include "planner/memory.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "planner/counts.hpp"
 
@@ -47,19 +48,21 @@ RankParameters rank_parameters(const RunShape& s, int64_t pipeline_rank) {
   return sum;
 }
 
-double layer_activations(const RunShape& s, bool expert_layer) {
+namespace {
+
+double layer_activations_with(const RunShape& s, const RecomputeShape& recompute, bool expert_layer) {
   const double bytes = s.activation_bytes, h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
   // Inputs of GEMMs in 8 bits.
   const double input = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : bytes;
   // What sequence parallelism divides, and what tensor parallelism divides in any case: bytes of a token.
   double sequence = 0, tensor = 0;
-  if (s.recompute.full && s.recompute.layers < 0) {
+  if (recompute.full && recompute.layers < 0) {
     sequence = bytes * h;
     return tokens * sequence / (s.sequence_parallel ? t : 1);
   }
   // Inputs of both norms, and of the two GEMMs that follow them.
   sequence += 2 * bytes * h;
-  if (!s.recompute.norms) sequence += 2 * input * h;
+  if (!recompute.norms) sequence += 2 * input * h;
   if (s.hidden_dropout) sequence += 2 * h;
   const double query = real(s.query_width()), kv = real(s.kv_width());
   double attention = bytes * (query + 2 * kv) + input * query + 4 * real(s.heads);
@@ -67,47 +70,103 @@ double layer_activations(const RunShape& s, bool expert_layer) {
     const LatentShape& l = *s.latent;
     const double heads = real(s.heads);
     sequence += bytes * 2 * real(l.q_rank + l.kv_rank) + bytes * real(l.rope_dim);
-    attention = (s.recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
+    attention = (recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
                 input * heads * real(l.v_dim) + 4 * heads;
   }
   // Scores, softmax and its dropout mask (Korthikanti et al. 2022).
-  if (s.stores_scores && !s.recompute.attention) attention += 5 * real(s.heads * s.seq);
+  if (s.stores_scores && !recompute.attention) attention += 5 * real(s.heads * s.seq);
   tensor += attention;
   const double widths = s.gated ? 2 : 1;
   const auto mlp = [&](double width) {
     double kept = 0;
-    if (!s.recompute.mlp) kept += widths * bytes * width;
-    if (!s.recompute.mlp && !s.recompute.activation) kept += input * width;
+    if (!recompute.mlp) kept += widths * bytes * width;
+    if (!recompute.mlp && !recompute.activation) kept += input * width;
     return kept;
   };
   if (!expert_layer) {
     tensor += mlp(real(s.ffn));
   } else {
     const ExpertShape& e = *s.experts;
-    // Each token is sent to topk experts: their inputs, hidden layers and outputs (balanced load).
-    const double routed = s.recompute.mlp ? 0 : input * h + mlp(real(e.ffn)) + bytes * h;
+    // Each token is sent to topk experts (balanced load): their inputs, gathered over the ranks that share an
+    // expert, and hidden layers.
+    const double routed = recompute.mlp ? 0 : input * h * real(s.etp) + mlp(real(e.ffn));
     sequence += real(e.topk) * routed + 4 * real(e.count);
     tensor += mlp(real(e.shared_ffn));
   }
   return tokens * (sequence / (s.sequence_parallel ? t : 1) + tensor / t);
 }
 
-int64_t chunks_in_flight(const RunShape& s, int64_t rank) {
-  const int64_t m = s.micro_batches();
+}  // namespace
+
+double layer_activations(const RunShape& s, bool expert_layer) {
+  return layer_activations_with(s, s.recompute, expert_layer);
+}
+
+double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
+  if (s.frozen_base) return 0;
+  const double bytes = s.activation_bytes, h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
+  const bool low = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4;
+  const double input = low ? 1 : bytes, output = low ? 1 : bytes;
+  // Of all tokens, which sequence parallelism has gathered for the GEMM; divided by it; and divided by tensor
+  // parallelism.
+  double gathered = 0, sequence = 0, tensor = 0;
+  const auto column = [&](double from, double to) { gathered += input * from, tensor += output * to; };
+  const auto row = [&](double from, double to) { tensor += input * from, gathered += output * to; };
+  const double query = real(s.query_width());
+  if (s.latent) {
+    const LatentShape& l = *s.latent;
+    const double heads = real(s.heads), query_in = heads * real(l.nope_dim + l.rope_dim);
+    if (l.q_rank > 0) sequence += input * h + output * real(l.q_rank);
+    column(l.q_rank > 0 ? real(l.q_rank) : h, query_in);
+    sequence += input * h + output * real(l.kv_rank + l.rope_dim);
+    column(real(l.kv_rank), heads * real(l.nope_dim + l.v_dim));
+    row(heads * real(l.v_dim), h);
+  } else {
+    column(h, query + 2 * real(s.kv_width()));
+    row(query, h);
+  }
+  const double widths = s.gated ? 2 : 1;
+  const auto mlp = [&](double width) {
+    column(h, widths * width);
+    row(width, h);
+  };
+  if (!expert_layer) {
+    mlp(real(s.ffn));
+  } else {
+    const ExpertShape& e = *s.experts;
+    // Rows of an expert, and gradients of its outputs, are gathered over the ranks that share it.
+    const double rows = (input + output) * h * real(s.etp);
+    sequence += real(e.topk) * (rows + (input + output * widths) * real(e.ffn));
+    if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
+  }
+  return tokens * (gathered + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
+}
+
+std::vector<ChunksInFlight> chunks_in_flight(const RunShape& s, int64_t rank) {
+  const int64_t m = s.micro_batches(), after = s.pp - rank, first = std::min(m, after);
   switch (s.schedule) {
     case config::PipelineSchedule::gpipe:
-      return m;
-    case config::PipelineSchedule::zb_h1:
-      return std::min(m, s.pp);
-    case config::PipelineSchedule::zb_v:
-      return std::min(2 * m, 2 * s.pp);
+      return {{m, 0}};
+    case config::PipelineSchedule::zb_h1: {
+      // Weight gradients come `rank` micro-batches after the backward pass.
+      const int64_t later = std::min(m - first, rank);
+      return {{first, later}, {first - 1, later + 1}};
+    }
+    case config::PipelineSchedule::zb_v: {
+      // When the V is full, and after the last `rank` backward passes of both chunks, whose weight gradients
+      // come at the end. The schedule is that of 2 P - 1 micro-batches, without those that do not exist.
+      const int64_t missing = std::max<int64_t>(0, 2 * s.pp - 1 - m);
+      const int64_t later =
+          std::max<int64_t>(0, rank - missing) + std::clamp<int64_t>(s.pp - missing, 0, rank);
+      return {{std::min(2 * m, 2 * s.pp), 0}, {first - 1, later + 1}};
+    }
     case config::PipelineSchedule::one_f_one_b:
     case config::PipelineSchedule::interleaved:
     case config::PipelineSchedule::pipedream:
       break;
   }
-  if (s.vpp == 1) return std::min(m, s.pp - rank);
-  return std::min(m * s.vpp, 2 * (s.pp - rank - 1) + (s.vpp - 1) * s.group + 1);
+  if (s.vpp == 1) return {{first, 0}};
+  return {{std::min(m * s.vpp, 2 * (after - 1) + (s.vpp - 1) * s.group + 1), 0}};
 }
 
 namespace {
@@ -115,13 +174,25 @@ namespace {
 // Bytes of activations of one rank on the device, and of those in host memory.
 struct Activations {
   double device = 0, host = 0;
+  // Of the device's, those of the layer that is recomputed.
+  double recomputed = 0;
+};
+
+// Bytes of one layer: what it keeps if it is not recomputed in full, and if it is; what it has when it is
+// recomputed; and the operands of its weight gradients.
+struct LayerBytes {
+  LayerBytes(const RunShape& s, bool expert_layer)
+      : full(layer_activations_with(s, {}, expert_layer)),
+        kept(s.recompute.full ? full : layer_activations_with(s, s.recompute, expert_layer)),
+        input(layer_activations_with(s, {.full = true}, expert_layer)),
+        operands(layer_weight_gradient_operands(s, expert_layer)) {}
+  double full, kept, input, operands;
 };
 
 // Activations of the chunks in flight, on average over the chunks of the rank.
-Activations activations_in_flight(const RunShape& s, int64_t rank) {
-  RunShape without = s, recomputes = s;
-  without.recompute = {}, recomputes.recompute.layers = -1;
-  double chunks = 0, held = 0, on_host = 0, recomputed = 0, offloaded = 0;
+Activations activations_in_flight(const RunShape& s, int64_t rank, const LayerBytes& dense,
+                                  const LayerBytes& expert) {
+  double chunks = 0, held = 0, on_host = 0, recomputed = 0, offloaded = 0, operands = 0;
   for (size_t i = 0; i < s.stages.size(); ++i) {
     if (!holds(s, i, rank)) continue;
     const StageShape& stage = s.stages[i];
@@ -129,23 +200,29 @@ Activations activations_in_flight(const RunShape& s, int64_t rank) {
     // Recomputation by blocks, and offload, take the first layers.
     int64_t few = !s.recompute.full ? 0 : s.recompute.layers >= 0 ? s.recompute.layers : stage.layers() + 1;
     int64_t away = s.offloaded_layers;
-    const auto add = [&](bool expert, int64_t count) {
-      const double all = layer_activations(s.recompute.full ? without : s, expert);
+    const auto add = [&](const LayerBytes& bytes, int64_t count) {
+      operands += real(count) * bytes.operands;
       for (int64_t layer = 0; layer < count; ++layer, --few, --away) {
-        const double kept = few > 0 ? layer_activations(recomputes, expert) : all;
+        const double kept = few > 0 ? bytes.input : bytes.kept;
         (away > 0 ? on_host : held) += kept;
-        if (few > 0) recomputed = std::max(recomputed, layer_activations(without, expert));
+        if (few > 0) recomputed = std::max(recomputed, bytes.full);
         if (away > 0) offloaded = std::max(offloaded, kept);
       }
     };
-    add(false, stage.dense_layers);
-    add(true, stage.expert_layers);
-    if (stage.mtp_layers > 0) add(s.is_expert_layer(s.layers - 1), stage.mtp_layers);
+    add(dense, stage.dense_layers);
+    add(expert, stage.expert_layers);
+    add(s.is_expert_layer(s.layers - 1) ? expert : dense, stage.mtp_layers);
   }
   if (chunks == 0) return {};
-  const double in_flight = real(chunks_in_flight(s, rank)) / chunks;
+  Activations most{0, 0, recomputed};
+  for (const ChunksInFlight& in_flight : chunks_in_flight(s, rank)) {
+    const double live = real(in_flight.activations) / chunks;
+    most.device = std::max(most.device, held * live + operands * real(in_flight.weight_gradients) / chunks);
+    most.host = std::max(most.host, on_host * live);
+  }
   // Two layers on their way to or from the host are on the device.
-  return {held * in_flight + recomputed + 2 * offloaded, on_host * in_flight};
+  most.device += recomputed + 2 * offloaded;
+  return most;
 }
 
 // Elements of the largest weight of a layer on one rank, whose gradient is a temporary buffer.
@@ -153,12 +230,6 @@ double largest_weight(const RunShape& s) {
   const double widths = s.gated ? 2 : 1;
   return real(s.hidden) * std::max(widths * real(s.ffn), real(s.query_width() + 2 * s.kv_width())) /
          real(s.tp);
-}
-
-// Parameters of the layer that has the most of them, or of the vocabulary, on one rank.
-double largest_block(const RunShape& s) {
-  const RankParameters layer = of_layer(s, layer_parameters(s, s.is_expert_layer(s.layers - 1)));
-  return std::max(layer.total(), real(s.vocab * s.hidden) / real(s.tp));
 }
 
 // Embedding and output layer of a rank, which stay in 16 bits where layers are quantized.
@@ -202,13 +273,28 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   return m;
 }
 
+// Rows of a micro-batch whose logits exist at a time: chunk_rows() of kernels/cuda/cross_entropy.cu.
+double logit_rows(const RunShape& s) {
+  if (!s.chunked_logits) return s.tokens();
+  const double columns = real(s.vocab) / real(s.tp);
+  const double wanted = std::clamp(real(1 << 30) / (4 * columns), 1024.0, 8192.0);
+  const double chunks = std::ceil(s.tokens() / (s.activation_bytes < 4 ? 1.5 * wanted : wanted));
+  return s.tokens() / chunks;
+}
+
 }  // namespace
 
+double largest_block(const RunShape& s) {
+  const RankParameters layer = of_layer(s, layer_parameters(s, s.is_expert_layer(s.layers - 1)));
+  return std::max(layer.total(), real(s.vocab * s.hidden) / real(s.tp));
+}
+
 std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
+  const LayerBytes dense(s, false), expert = s.experts ? LayerBytes(s, true) : dense;
   std::vector<MemoryShape> ranks;
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     MemoryShape m = states(s, rank);
-    const Activations activations = activations_in_flight(s, rank);
+    const Activations activations = activations_in_flight(s, rank, dense, expert);
     m.activations = activations.device, m.host += activations.host;
     const double rows = s.tokens() * s.activation_bytes * real(s.hidden);
     for (size_t i = 0; i < s.stages.size(); ++i) {
@@ -217,7 +303,10 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
       if (!s.stages[i].head) continue;
       const double depth = real(1 + s.stages[i].mtp_layers);
       m.activations += depth * rows;
-      m.workspace += depth * s.tokens() * s.logit_bytes * real(s.vocab) / real(s.tp);
+      const double logits =
+          (s.chunked_logits ? 1 : depth) * logit_rows(s) * s.logit_bytes * real(s.vocab) / real(s.tp);
+      // A layer is recomputed when the logits are gone.
+      m.workspace += std::max(0.0, logits - activations.recomputed);
     }
     // Gathered inputs, and the gradient of a weight before it is added.
     m.workspace += rows + (s.frozen_base ? 0 : s.activation_bytes * largest_weight(s));

@@ -31,8 +31,20 @@ RankParameters rank_parameters(const RunShape& shape, int64_t pipeline_rank);
 // Bytes that a layer keeps of one micro-batch for its backward pass, on one rank.
 double layer_activations(const RunShape& shape, bool expert_layer);
 
-// Pairs of micro-batch and chunk that a pipeline rank keeps at most between forward and backward pass.
-int64_t chunks_in_flight(const RunShape& shape, int64_t pipeline_rank);
+// Bytes that the weight gradients of a layer need of one micro-batch, on one rank: inputs of its GEMMs, and
+// gradients of their outputs. Zero-bubble schedules keep them after the backward pass.
+double layer_weight_gradient_operands(const RunShape& shape, bool expert_layer);
+
+// Pairs of micro-batch and chunk that a pipeline rank keeps: those whose backward pass is to come, and those
+// of which only weight gradients are.
+struct ChunksInFlight {
+  int64_t activations = 0, weight_gradients = 0;
+};
+// At each time of a step at which the rank may keep the most.
+std::vector<ChunksInFlight> chunks_in_flight(const RunShape& shape, int64_t pipeline_rank);
+
+// Parameters of the layer that has the most of them, or of the vocabulary, on one rank.
+double largest_block(const RunShape& shape);
 
 // Memory of each pipeline rank.
 std::vector<MemoryShape> memory_by_rank(const RunShape& shape);

@@ -1,12 +1,16 @@
 #include "planner/overrides.hpp"
 
+#include <algorithm>
+
+#include "base/wording.hpp"
 #include "config/sections/batch_ramp.hpp"
 
 namespace capstan::planner {
 
 bool divides_tensors(const RunShape& s, int64_t tp) {
   const bool groups = s.latent || s.kv_groups % tp == 0 || tp % s.kv_groups == 0;
-  return s.heads % tp == 0 && groups && s.ffn % tp == 0 && s.vocab % tp == 0;
+  return s.heads % tp == 0 && groups && s.ffn % tp == 0 && s.vocab % tp == 0 &&
+         (!s.experts || s.experts->shared_ffn % tp == 0);
 }
 
 bool divide_layers(RunShape& s) {
@@ -25,6 +29,42 @@ bool divide_layers(RunShape& s) {
   return true;
 }
 
+config::PipelineSchedule default_schedule(int64_t vpp) {
+  return vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
+}
+
+int64_t largest_stage(const RunShape& s) {
+  int64_t most = 0;
+  for (const StageShape& stage : s.stages) most = std::max(most, stage.layers());
+  return most;
+}
+
+std::vector<RecomputeShape> selective_recomputations(const RunShape& s, const RecomputeShape& least) {
+  std::vector<RecomputeShape> found;
+  // Inputs of GEMMs in 8 or 4 bits are saved as such: recomputation of norms saves nothing.
+  const bool low = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4;
+  for (const bool mlp : {false, true})
+    for (const bool norms : {false, true}) {
+      if (norms && (low || !s.input_norms)) continue;
+      RecomputeShape r = least;
+      r.attention |= s.latent.has_value();
+      r.norms |= norms, r.mlp |= mlp, r.activation |= s.experts && !mlp;
+      if (r.any()) found.push_back(r);
+    }
+  return found;
+}
+
+std::vector<RecomputeShape> partial_recomputations(const RunShape& s) {
+  std::vector<RecomputeShape> found;
+  const int64_t all = largest_stage(s);
+  for (const int64_t quarters : {1, 2, 3}) {
+    const int64_t layers = all * quarters / 4;
+    if (layers > 0 && (found.empty() || found.back().layers < layers))
+      found.push_back({.full = true, .layers = layers});
+  }
+  return found;
+}
+
 namespace {
 
 using Words = std::vector<std::string>;
@@ -39,6 +79,10 @@ void add_layout(Words& words, const RunShape& base, const RunShape& s) {
     words.push_back(std::string("dist.sp=") + (s.sequence_parallel ? "true" : "false"));
   add_number(words, "dist.pp=", base.pp, s.pp);
   if (base.vpp != s.vpp) words.push_back(s.vpp == 1 ? "dist.vpp=null" : "dist.vpp=" + std::to_string(s.vpp));
+  // Unless it is given, the schedule follows from the chunks.
+  if (s.pp > 1 && base.schedule != s.schedule &&
+      (s.schedule != default_schedule(s.vpp) || base.schedule != default_schedule(base.vpp)))
+    words.push_back("dist.pipeline_schedule=" + std::string(config::enum_name(s.schedule)));
   const bool same_stages = base.pp == s.pp && base.vpp == s.vpp;
   if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0 && !same_stages) {
     words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
@@ -71,7 +115,7 @@ std::string modules_text(const RunShape& s) {
   add(r.mlp && dense, "mlp");
   add(r.mlp && s.experts, "moe");
   add(r.activation && s.experts && !r.mlp, "moe_act");
-  return "[" + text + "]";
+  return text;
 }
 
 void add_recomputation(Words& words, const RunShape& base, const RunShape& s) {
@@ -89,19 +133,31 @@ void add_recomputation(Words& words, const RunShape& base, const RunShape& s) {
   words.push_back(std::string("model.recompute_granularity=") + (after.any() ? "selective" : "null"));
   if (before.full)
     words.insert(words.end(), {"model.recompute_method=null", "model.recompute_num_layers=null"});
-  words.push_back(after.any() ? "model.recompute_modules=" + modules_text(s) : "~model.recompute_modules");
+  words.push_back(after.any() ? "model.recompute_modules=[" + modules_text(s) + "]"
+                              : "~model.recompute_modules");
 }
 
 }  // namespace
+
+std::string recomputation_text(const RunShape& s) {
+  const RecomputeShape& r = s.recompute;
+  if (!r.any()) return "none";
+  if (!r.full) return modules_text(s);
+  return r.layers < 0 || r.layers >= largest_stage(s) ? "full" : counted(r.layers, "layer");
+}
 
 std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
   Words words;
   add_layout(words, base, s);
   add_recomputation(words, base, s);
-  if (s.offloaded_layers != base.offloaded_layers)
+  if (s.offloaded_layers == 0 && base.offloaded_layers > 0)
+    words.emplace_back("model.cpu_offloading=false");
+  else if (s.offloaded_layers != base.offloaded_layers)
     words.insert(words.end(), {"model.cpu_offloading=true",
                                "model.cpu_offloading_num_layers=" + std::to_string(s.offloaded_layers)});
-  if (s.offloaded_state != base.offloaded_state) {
+  if (s.offloaded_state == 0 && base.offloaded_state > 0) {
+    words.emplace_back("optimizer.optimizer_cpu_offload=false");
+  } else if (s.offloaded_state != base.offloaded_state) {
     words.emplace_back("optimizer.optimizer_cpu_offload=true");
     if (base.offloaded_state > 0) words.emplace_back("optimizer.optimizer_offload_fraction=1");
   }
@@ -110,10 +166,14 @@ std::vector<std::string> overrides_of(const RunShape& base, const RunShape& s) {
 
 std::optional<config::Config> legal_recipe(const Resolver& resolve, std::vector<std::string>& overrides,
                                            int64_t global_batch) {
-  const std::vector<Words> further = {{},
-                                      {"dist.pipeline_model_parallel_layout=null"},
-                                      {"dist.account_for_embedding_in_pipeline_split=false",
-                                       "dist.account_for_loss_in_pipeline_split=false"}};
+  std::vector<Words> further = {{},
+                                {"dist.pipeline_model_parallel_layout=null"},
+                                {"dist.account_for_embedding_in_pipeline_split=false",
+                                 "dist.account_for_loss_in_pipeline_split=false"}};
+  // A recipe may write down the schedule that it would have anyway.
+  if (std::none_of(overrides.begin(), overrides.end(),
+                   [](const std::string& one) { return one.starts_with("dist.pipeline_schedule="); }))
+    further.push_back({"dist.pipeline_schedule=null"});
   for (const Words& words : further) {
     Words all = overrides;
     all.insert(all.end(), words.begin(), words.end());

@@ -20,6 +20,20 @@ bool divides_tensors(const RunShape& shape, int64_t tp);
 // Returns false where neither is possible.
 bool divide_layers(RunShape& shape);
 
+// The schedule that the trainer takes where the recipe says none.
+config::PipelineSchedule default_schedule(int64_t vpp);
+
+// Layers of the largest stage.
+int64_t largest_stage(const RunShape& shape);
+
+// Forms of selective recomputation that save memory of this model, each with the parts of `least` too.
+std::vector<RecomputeShape> selective_recomputations(const RunShape& shape, const RecomputeShape& least = {});
+// Full recomputation of a quarter, half and three quarters of the layers of the largest stage, as far as
+// these are different numbers.
+std::vector<RecomputeShape> partial_recomputations(const RunShape& shape);
+// "none", "full", "8 layers" of each stage, or the modules: "mlp,layernorm".
+std::string recomputation_text(const RunShape& shape);
+
 // Overrides that turn the recipe of `base` into `shape`: layout, batch, sharding, recomputation and offload.
 std::vector<std::string> overrides_of(const RunShape& base, const RunShape& shape);
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "planner/collectives.hpp"
 #include "planner/memory.hpp"
 #include "planner/pipeline.hpp"
@@ -78,7 +79,10 @@ void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
   }
   for (size_t i = 0; i < plan.memory.size(); ++i)
     if (plan.memory[i].total() > plan.memory[plan.fullest].total()) plan.fullest = i;
-  plan.fits = plan.memory[plan.fullest].total() <= static_cast<double>(plan.cluster.usable_memory.value);
+  double host = 0;
+  for (const RankMemory& memory : plan.memory) host = std::max(host, memory.host);
+  plan.host_bytes = host * real(ranks_of_node(s, plan.cluster));
+  plan.fits = fits_memory(s, plan.cluster, plan.memory[plan.fullest].total(), host);
 }
 
 void set_parts(Plan& plan) {
@@ -122,12 +126,20 @@ std::string limit_text(const TimePart& part, const RunShape& s) {
   return "what the parts do not explain (assumed)";
 }
 
+bool exceeds_host(const Cluster& cluster, double node_bytes) {
+  return cluster.host_memory && node_bytes > static_cast<double>(cluster.host_memory->value);
+}
+
 void set_limits(Plan& plan) {
   const RankMemory& memory = plan.memory[plan.fullest];
-  if (!plan.fits)
+  if (memory.total() > static_cast<double>(plan.cluster.usable_memory.value))
     plan.limits.push_back("memory: pipeline rank " + std::to_string(plan.fullest) + " needs " +
                           bytes_text(memory.total()) + ", and " +
                           bytes_text(static_cast<double>(plan.cluster.usable_memory.value)) + " are usable");
+  if (exceeds_host(plan.cluster, plan.host_bytes))
+    plan.limits.push_back("host memory: the " + counted(ranks_of_node(plan.shape, plan.cluster), "rank") +
+                          " of a node need " + bytes_text(plan.host_bytes) + ", and a node has " +
+                          bytes_text(static_cast<double>(plan.cluster.host_memory->value)));
   for (const TimePart& part : plan.parts) {
     const double fraction = part.exposed / plan.time.seconds;
     if (fraction < 0.05 || part.name == "other" || plan.limits.size() >= 5) continue;
@@ -198,7 +210,18 @@ std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cl
 
 RankMemory fullest_by_formula(const RunShape& shape) {
   const std::vector<MemoryShape> ranks = memory_by_rank(shape);
-  return by_formula(*std::max_element(ranks.begin(), ranks.end(), holds_less));
+  RankMemory fullest = by_formula(*std::max_element(ranks.begin(), ranks.end(), holds_less));
+  for (const MemoryShape& rank : ranks) fullest.host = std::max(fullest.host, rank.host);
+  return fullest;
+}
+
+int64_t ranks_of_node(const RunShape& shape, const Cluster& cluster) {
+  return std::min(shape.gpus(), cluster.gpus_per_node);
+}
+
+bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes) {
+  return bytes <= static_cast<double>(cluster.usable_memory.value) &&
+         !exceeds_host(cluster, host_bytes * real(ranks_of_node(shape, cluster)));
 }
 
 }  // namespace capstan::planner

@@ -41,6 +41,9 @@ struct Plan {
   // Of each pipeline rank.
   std::vector<RankMemory> memory;
   size_t fullest = 0;
+  // Of the host, for the ranks of one node.
+  double host_bytes = 0;
+  // Whether the fullest rank fits its GPU, and the ranks of a node their host.
   bool fits = false;
   StepTime time;
   // All parts; their exposed seconds add up to time.seconds.
@@ -57,7 +60,13 @@ struct Plan {
 Plan make_plan(const config::Config& config, const Cluster& cluster,
                MemoryChoice memory = MemoryChoice::automatic);
 
-// Memory of the rank that the formula finds the fullest: by formula; and that of the trainer's step.
+// Whether bytes of a rank fit its GPU, and those of the host, for one rank, the host of a node.
+bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes);
+// Ranks that share a host.
+int64_t ranks_of_node(const RunShape& shape, const Cluster& cluster);
+
+// Memory of the rank that the formula finds the fullest: by formula (its host memory is the most of all
+// ranks); and that of the trainer's step.
 // passes: layers that the step may pass through, from which those that it takes are subtracted (a thousand
 // take a quarter of a second); nullopt where they are too few.
 RankMemory fullest_by_formula(const RunShape& shape);

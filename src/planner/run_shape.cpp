@@ -27,10 +27,6 @@ double bytes_of(config::MomentType type) {
   return 1 + 4.0 / 64;  // with an fp32 scale per 64 elements
 }
 
-// Bytes that the trainer's output layer and loss take for each logit: bf16 logits and a part in fp32, as its
-// step on the meta device shows.
-constexpr double kTrainerLogitBytes = 5;
-
 void set_formats(RunShape& s, const config::Config& config) {
   const config::MixedPrecisionConfig& precision = config.mixed_precision;
   const config::OptimizerConfig& optimizer = config.optimizer;
@@ -44,7 +40,8 @@ void set_formats(RunShape& s, const config::Config& config) {
   const bool aware = optimizer.use_precision_aware_optimizer;
   s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
   s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;
-  s.logit_bytes = kTrainerLogitBytes;
+  // In fp32; their gradients take the same place.
+  s.logit_bytes = 4, s.chunked_logits = true;
   // bf16 weights without main parameters.
   s.main_bytes = fp32 || (aware && optimizer.main_params_dtype != config::Precision::fp32) ? 0 : 4;
   const double first = aware ? bytes_of(optimizer.exp_avg_dtype) : 4;
@@ -75,6 +72,7 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
     s.positions = m.max_position_embeddings.value_or(m.seq_length);
   s.norm_vectors = m.normalization == config::Normalization::layer_norm ? 2 : 1;
   s.norms_per_layer = m.norm_placement == config::NormPlacement::both ? 4 : 2;
+  s.input_norms = m.norm_placement != config::NormPlacement::output;
   s.qkv_bias = m.add_bias_linear || m.add_qkv_bias;
   s.output_bias = m.add_attention_output_bias.value_or(m.add_bias_linear);
   s.mlp_bias = config::has_mlp_biases(m);

@@ -68,6 +68,8 @@ struct RunShape {
   int64_t norm_vectors = 1;
   // Norms of a layer, without those of queries and keys; norm after the last layer.
   int64_t norms_per_layer = 2;
+  // Attention and MLP read the output of a norm, which can be recomputed.
+  bool input_norms = true;
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   // Parameters of the norms of queries and keys, and of attention sinks, of one layer.
   int64_t qk_norm_parameters = 0, sink_parameters = 0;
@@ -103,8 +105,10 @@ struct RunShape {
   // ---- execution ----
   RecomputeShape recompute;
   ContextExchange context_exchange = ContextExchange::ring;
-  // Bytes of the output layer and its loss for each logit of a micro-batch.
+  // Bytes of the output layer and its loss for each logit; and whether they compute a part of a micro-batch
+  // at a time, as the trainer does.
   double logit_bytes = 8;
+  bool chunked_logits = false;
   // Adapters are trained: parameters of their own on each rank, and weights without gradients.
   bool frozen_base = false;
   double adapter_parameters = 0;

@@ -1,8 +1,12 @@
 #include "planner/search.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
+#include <set>
 
+#include "base/error.hpp"
 #include "planner/memory.hpp"
 #include "planner/overrides.hpp"
 
@@ -10,16 +14,32 @@ namespace capstan::planner {
 
 namespace {
 
+using config::PipelineSchedule;
 using config::ShardingStrategy;
 
-// Layouts by formula that are simulated, and of these those that are resolved as recipes.
-constexpr size_t kSimulated = 40;
+// Pipelines that are simulated, and recipes that are resolved, at most.
+constexpr size_t kSimulated = 120, kResolved = 200;
 
-// A layout by formula, before anything is built for it.
+// Bytes by which the exact memory may differ from the formula's (docs/planning.md): with sharded gradients by
+// those of a block too, which may be there at the time of the peak or not. A layout that needs so many more
+// than are usable is decided by exact memory, and one without it must leave as many.
+double memory_error(const RunShape& s, double usable) {
+  return (s.experts ? 0.12 : 0.05) * usable +
+         (s.sharding > ShardingStrategy::optim ? s.gradient_bytes * largest_block(s) : 0);
+}
+
+// A layout before anything is built for it. Its shape has no stages until with_stages().
 struct Scored {
   RunShape shape;
   double seconds = 0, bytes = 0;
+  // The least comes first. Of equal times that with the least context parallelism: a factor of two is 0.1 %.
+  double order() const { return seconds * (1 + 1e-3 * std::log2(real(shape.cp))); }
 };
+
+RunShape with_stages(RunShape shape) {
+  CAPSTAN_ASSERT(divide_layers(shape), "layers were divided before");
+  return shape;
+}
 
 // Divisors of `number` up to `most`.
 std::vector<int64_t> sizes(int64_t number, int64_t most) {
@@ -32,113 +52,121 @@ std::vector<int64_t> sizes(int64_t number, int64_t most) {
 class Enumeration {
  public:
   Enumeration(const RunShape& base, const Cluster& cluster, int64_t gpus)
-      : base_(base), cluster_(cluster), gpus_(gpus) {}
+      : base_(base), cluster_(cluster), gpus_(gpus), selective_(selective_recomputations(base)) {}
 
   void run() {
+    RunShape s = base_;
     for (const int64_t tp : sizes(gpus_, cluster_.fast_domain())) {
       if (!divides_tensors(base_, tp)) continue;
+      s.tp = tp, s.sequence_parallel = tp > 1;
       for (const int64_t pp : sizes(gpus_ / tp, base_.layers + 2))
         for (const int64_t cp : sizes(gpus_ / (tp * pp), 32)) {
           if (cp > 1 && (base_.seq % (2 * cp) != 0 || base_.seq / cp < 1024)) continue;
-          for (const int64_t ep : expert_sizes(tp, pp)) try_grid(tp, pp, cp, ep);
+          s.pp = s.group = pp, s.cp = cp, s.dp = gpus_ / (tp * pp * cp);
+          for (const auto& [ep, etp] : expert_sizes(tp, pp)) {
+            s.ep = ep, s.etp = etp;
+            try_grid(s);
+          }
         }
     }
   }
 
-  int64_t tried = 0;
-  std::vector<Scored> fitting;
+  int64_t tried = 0, fitting = 0;
+  // Those that fit by formula, and those that may fit.
+  std::vector<Scored> scored;
 
  private:
-  std::vector<int64_t> expert_sizes(int64_t tp, int64_t pp) const {
-    if (!base_.experts) return {1};
-    std::vector<int64_t> found;
-    for (const int64_t ep : sizes(base_.experts->count, gpus_ / pp))
-      if ((gpus_ / pp) % ep == 0 && base_.experts->ffn % tp == 0) found.push_back(ep);
+  // Of expert parallelism, and of tensor parallelism of the experts, which divides that of other layers.
+  std::vector<std::pair<int64_t, int64_t>> expert_sizes(int64_t tp, int64_t pp) const {
+    if (!base_.experts) return {{1, tp}};
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const int64_t etp : sizes(tp, tp))
+      for (const int64_t ep : sizes(base_.experts->count, gpus_ / pp))
+        if (gpus_ / pp % (ep * etp) == 0 && base_.experts->ffn % etp == 0) found.emplace_back(ep, etp);
     return found;
   }
 
-  void try_grid(int64_t tp, int64_t pp, int64_t cp, int64_t ep) {
-    RunShape s = base_;
-    s.tp = tp, s.pp = pp, s.cp = cp, s.ep = ep, s.etp = 1, s.dp = gpus_ / (tp * pp * cp);
-    if (!base_.experts) s.etp = tp;
-    s.sequence_parallel = tp > 1, s.group = pp;
+  void try_grid(RunShape s) {
     for (s.micro_batch = 1; s.micro_batch <= 16; s.micro_batch *= 2) {
-      if (s.global_batch % (s.micro_batch * s.dp) != 0 || s.micro_batches() < pp) continue;
-      for (const int64_t vpp : sizes(base_.layers + 2, pp > 1 ? 16 : 1)) {
+      if (s.global_batch % (s.micro_batch * s.dp) != 0 || s.micro_batches() < s.pp) continue;
+      for (const int64_t vpp : sizes(base_.layers + 2, s.pp > 1 ? 16 : 1)) {
         s.vpp = vpp;
-        s.schedule = vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
-        if ((vpp > 1 && s.micro_batches() % pp != 0) || !divide_layers(s)) continue;
-        for (const ShardingStrategy sharding :
-             {ShardingStrategy::optim, ShardingStrategy::optim_grads_params}) {
-          // Without replicas nothing is sharded; with a pipeline each micro-batch would gather all again.
-          if (sharding == ShardingStrategy::optim_grads_params && (pp > 1 || s.dp * cp == 1)) continue;
-          s.sharding = sharding;
-          s.overlap_grad_reduce = s.overlap_param_gather = true;
-          for (const bool full : {false, true}) {
-            s.recompute = {.full = full};
-            score(s);
-          }
+        for (const PipelineSchedule schedule : schedules(s)) {
+          s.schedule = schedule;
+          if (divide_layers(s)) try_shardings(s);
         }
       }
     }
   }
 
+  std::vector<PipelineSchedule> schedules(const RunShape& s) const {
+    std::vector<PipelineSchedule> found;
+    if (s.vpp == 1 || s.micro_batches() % s.pp == 0) found.push_back(default_schedule(s.vpp));
+    // Frozen weights have no gradients that could be delayed.
+    if (s.pp == 1 || s.frozen_base) return found;
+    if (s.vpp == 1) found.push_back(PipelineSchedule::zb_h1);
+    if (s.vpp == 2) found.push_back(PipelineSchedule::zb_v);
+    return found;
+  }
+
+  void try_shardings(RunShape s) {
+    using enum ShardingStrategy;
+    for (const ShardingStrategy sharding : {optim, optim_grads, optim_grads_params}) {
+      // Without replicas nothing is sharded; with a pipeline each micro-batch would communicate again.
+      if (sharding != optim && (s.pp > 1 || s.dp * s.cp == 1)) continue;
+      s.sharding = sharding;
+      s.overlap_grad_reduce = sharding != base_.sharding || base_.overlap_grad_reduce;
+      s.overlap_param_gather = sharding != base_.sharding || base_.overlap_param_gather;
+      s.recompute = {};
+      score(s);
+      for (const auto& forms : {selective_, partial_recomputations(s), {RecomputeShape{.full = true}}})
+        for (const RecomputeShape& recompute : forms) {
+          s.recompute = recompute;
+          score(s);
+        }
+    }
+  }
+
   void score(const RunShape& s) {
     ++tried;
-    const double bytes = fullest_by_formula(s).total();
-    if (bytes > static_cast<double>(cluster_.usable_memory.value)) return;
-    fitting.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
+    const RankMemory memory = fullest_by_formula(s);
+    const double bytes = memory.total();
+    const auto usable = static_cast<double>(cluster_.usable_memory.value);
+    if (!fits_memory(s, cluster_, bytes - memory_error(s, usable), memory.host)) return;
+    fitting += bytes <= usable ? 1 : 0;
+    Scored& one = scored.emplace_back(s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes);
+    one.shape.stages = {}, one.shape.stage_ranks = {};
   }
 
   const RunShape& base_;
   const Cluster& cluster_;
   const int64_t gpus_;
+  const std::vector<RecomputeShape> selective_;
 };
 
-// Whether two layouts differ in nothing but how samples are divided, with the same time: context parallelism
-// with a larger micro-batch instead of data parallelism.
-bool is_variant(const RunShape& a, const RunShape& b, double seconds, double other_seconds) {
-  return a.tp == b.tp && a.pp == b.pp && a.vpp == b.vpp && a.ep == b.ep && a.sharding == b.sharding &&
-         a.recompute.full == b.recompute.full && std::abs(seconds / other_seconds - 1) < 2e-3;
+// What layouts have in common that differ in recomputation only. Without a pipeline the schedule is none.
+using LayoutKey = std::array<int64_t, 9>;
+LayoutKey key_of(const RunShape& s) {
+  const int64_t schedule = s.pp > 1 ? static_cast<int64_t>(s.schedule) : -1;
+  return {s.tp, s.pp, s.vpp, s.cp, s.ep, s.etp, s.micro_batch, schedule, static_cast<int64_t>(s.sharding)};
 }
 
-// The scored layouts without such variants: of each the one with the least context parallelism.
-std::vector<Scored> without_variants(const std::vector<Scored>& scored) {
-  std::vector<Scored> kept;
-  for (const Scored& one : scored) {
-    const auto same = std::find_if(kept.begin(), kept.end(), [&](const Scored& other) {
-      return is_variant(one.shape, other.shape, one.seconds, other.seconds);
-    });
-    if (same == kept.end())
-      kept.push_back(one);
-    else if (one.shape.cp < same->shape.cp)
-      *same = one;
-  }
-  return kept;
+// Whether a layout differs from a listed one in nothing but sharding, recomputation and how samples are
+// divided (context parallelism with a larger micro-batch instead of data parallelism), with the same time.
+bool is_variant(const RunShape& a, double seconds, const Layout& b) {
+  RunShape same = a;
+  same.cp = b.shape.cp, same.micro_batch = b.shape.micro_batch, same.sharding = b.shape.sharding;
+  return key_of(same) == key_of(b.shape) && std::abs(seconds / b.time.seconds - 1) < 2e-3;
 }
 
-bool is_faster(const Scored& a, const Scored& b) {
-  return a.seconds < b.seconds;
-}
-
-// The layouts that no other beats in time and memory by formula, the fastest first.
-std::vector<Scored> front_of(std::vector<Scored> scored) {
-  std::stable_sort(scored.begin(), scored.end(), is_faster);
+// The layouts that fit and that no other beats in time and memory by formula, the fastest first.
+// sorted: the fastest first.
+std::vector<Scored> front_of(const std::vector<Scored>& sorted, const Cluster& cluster) {
   std::vector<Scored> front;
-  for (const Scored& one : scored)
-    if (front.empty() || one.bytes < front.back().bytes) front.push_back(one);
+  auto least = static_cast<double>(cluster.usable_memory.value);
+  for (const Scored& one : sorted)
+    if (one.bytes < least) front.push_back(one), least = one.bytes;
   return front;
-}
-
-// The fastest by the simulated pipeline, without variants.
-std::vector<Scored> fastest_of(std::vector<Scored> scored, const Cluster& cluster) {
-  const size_t simulated = std::min(kSimulated, scored.size());
-  std::partial_sort(scored.begin(), scored.begin() + static_cast<std::ptrdiff_t>(simulated), scored.end(),
-                    is_faster);
-  scored.resize(simulated);
-  for (Scored& one : scored) one.seconds = step_time(one.shape, cluster).seconds;
-  std::stable_sort(scored.begin(), scored.end(), is_faster);
-  return without_variants(scored);
 }
 
 // Turns scored layouts into recipes.
@@ -147,22 +175,27 @@ class LayoutList {
   LayoutList(const RunShape& base, const Cluster& cluster, const Resolver& resolve)
       : base_(base), cluster_(cluster), resolve_(resolve) {}
 
-  // False: it is not a legal recipe, does not fit, or is in the list. passes: as of exact_fullest().
-  bool add(const Scored& one, int64_t& passes) {
+  enum class Outcome : uint8_t { listed, known, illegal, too_large };
+  // known: it is in the list already. passes: as of exact_fullest().
+  Outcome add(const Scored& one, int64_t& passes) {
     Layout layout;
-    layout.overrides = overrides_of(base_, one.shape);
+    layout.overrides = overrides_of(base_, with_stages(one.shape));
     const auto config = legal_recipe(resolve_, layout.overrides, base_.global_batch);
-    if (!config || std::any_of(layouts.begin(), layouts.end(),
-                               [&](const Layout& other) { return other.overrides == layout.overrides; }))
-      return false;
+    if (!config) return Outcome::illegal;
+    if (std::any_of(layouts.begin(), layouts.end(),
+                    [&](const Layout& other) { return other.overrides == layout.overrides; }))
+      return Outcome::known;
     layout.shape = run_shape(*config);
     layout.bytes = fullest_by_formula(layout.shape).total();
+    const auto usable = static_cast<double>(cluster_.usable_memory.value);
+    double error = memory_error(layout.shape, usable);
     if (const auto exact = exact_fullest(*config, cluster_, passes))
-      layout.bytes = exact->total(), layout.exact = true;
-    if (layout.bytes > static_cast<double>(cluster_.usable_memory.value)) return false;
+      layout.bytes = exact->total(), layout.exact = true, error = 0;
+    const double host = fullest_by_formula(layout.shape).host;
+    if (!fits_memory(layout.shape, cluster_, layout.bytes + error, host)) return Outcome::too_large;
     layout.time = step_time(layout.shape, cluster_);
     layouts.push_back(std::move(layout));
-    return true;
+    return Outcome::listed;
   }
 
   std::vector<Layout> layouts;
@@ -171,6 +204,65 @@ class LayoutList {
   const RunShape& base_;
   const Cluster& cluster_;
   const Resolver& resolve_;
+};
+
+// Adds the fastest layouts to a list. Times by formula are never more than the simulated ones: a layout is
+// next when its simulated time is not above those by formula that are left. Of layouts that differ in
+// recomputation only the fastest one that fits is added.
+class BestFirst {
+ public:
+  // sorted: the first by formula first. passes: as of exact_fullest().
+  BestFirst(const std::vector<Scored>& sorted, const Cluster& cluster, int64_t passes)
+      : sorted_(sorted), cluster_(cluster), passes_(passes), doubtful_passes_(passes / 3) {}
+
+  void add_to(LayoutList& list, size_t most) {
+    while (list.layouts.size() < most) {
+      const bool simulates = next_ < sorted_.size() && simulations_ < kSimulated &&
+                             (simulated_.empty() || sorted_[next_].order() < simulated_.begin()->first);
+      if (simulates) {
+        simulate(sorted_[next_++]);
+      } else if (!simulated_.empty() && resolved_ < kResolved) {
+        const Scored one = std::move(simulated_.extract(simulated_.begin()).mapped());
+        try_next(one, list);
+      } else {
+        return;
+      }
+    }
+  }
+
+ private:
+  void simulate(const Scored& one) {
+    if (done_.contains(key_of(one.shape))) return;
+    Scored simulated = one;
+    if (one.shape.pp > 1) {
+      ++simulations_;
+      simulated.seconds = step_time(with_stages(one.shape), cluster_).seconds;
+    }
+    simulated_.emplace(simulated.order(), std::move(simulated));
+  }
+
+  void try_next(const Scored& one, LayoutList& list) {
+    using enum LayoutList::Outcome;
+    const RunShape& s = one.shape;
+    if (done_.contains(key_of(s)) || std::any_of(list.layouts.begin(), list.layouts.end(), [&](auto& other) {
+          return is_variant(s, one.seconds, other);
+        }))
+      return;
+    ++resolved_;
+    const bool fits = one.bytes <= static_cast<double>(cluster_.usable_memory.value);
+    const auto outcome = list.add(one, fits ? passes_ : doubtful_passes_);
+    // Selective recomputation may be what is illegal.
+    const bool selective = s.recompute.any() && !s.recompute.full;
+    if (outcome == listed || (outcome == illegal && !selective)) done_.insert(key_of(s));
+  }
+
+  const std::vector<Scored>& sorted_;
+  const Cluster& cluster_;
+  size_t next_ = 0, simulations_ = 0, resolved_ = 0;
+  // For exact memory of layouts that fit by formula, and of those that may fit.
+  int64_t passes_, doubtful_passes_;
+  std::multimap<double, Scored> simulated_;
+  std::set<LayoutKey> done_;
 };
 
 // Adds layouts of the front with less memory than those of the list, at about equal ratios of their memory.
@@ -182,7 +274,7 @@ void add_front(LayoutList& list, const std::vector<Scored>& front) {
   for (size_t i = 0, added = 0; i < front.size() && added < kFrontLayouts; ++i) {
     // The one with the least memory ends the front.
     if (front[i].bytes > below * ratio * 1.001 && i + 1 < front.size()) continue;
-    if (list.add(front[i], passes)) ++added;
+    if (list.add(front[i], passes) == LayoutList::Outcome::listed) ++added;
     below = front[i].bytes;
   }
 }
@@ -195,15 +287,15 @@ SearchResult search_layouts(const config::Config& config, const Cluster& cluster
   Enumeration all(base, cluster, config.dist.world_size);
   all.run();
   SearchResult result;
-  result.tried = all.tried, result.fitting = std::ssize(all.fitting);
+  result.tried = all.tried, result.fitting = all.fitting;
+  std::stable_sort(all.scored.begin(), all.scored.end(), [](const Scored& a, const Scored& b) {
+    return std::pair(a.order(), a.bytes) < std::pair(b.order(), b.bytes);
+  });
   LayoutList list(base, cluster, resolve);
-  const std::vector<Scored> front = front_of(all.fitting);
-  int64_t passes = 2 * kAffordablePasses;
-  for (const Scored& one : fastest_of(std::move(all.fitting), cluster)) {
-    if (list.layouts.size() == most) break;
-    list.add(one, passes);
-  }
-  add_front(list, front);
+  // Layers with experts take longer, for their transfers to many ranks.
+  BestFirst(all.scored, cluster, base.experts ? kAffordablePasses : 3 * kAffordablePasses / 2)
+      .add_to(list, most);
+  add_front(list, front_of(all.scored, cluster));
   result.layouts = std::move(list.layouts);
   std::stable_sort(result.layouts.begin(), result.layouts.end(),
                    [](const Layout& a, const Layout& b) { return a.time.seconds < b.time.seconds; });

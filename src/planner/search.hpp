@@ -1,5 +1,5 @@
 // Search of the fastest layout of a recipe that fits: tensor, pipeline, context and expert parallelism,
-// virtual stages, sharding, micro-batch and recomputation.
+// tensor parallelism of experts, virtual stages and schedule, sharding, micro-batch and recomputation.
 #pragma once
 
 #include <string>
@@ -33,8 +33,9 @@ struct SearchResult {
 };
 
 // Searches on dist.world_size GPUs. The batch, the model and number formats are those of the recipe. All
-// layouts are ranked with a formula of the pipeline; the pipelines of the best are then simulated. Lists the
-// `most` fastest, and at most kFrontLayouts more of the front.
+// layouts are ranked with a lower bound of the pipeline's time; the pipelines of the best are then simulated,
+// until none that is left can be faster. Lists the `most` fastest, of those that differ in recomputation only
+// the fastest, and at most kFrontLayouts more of the front.
 inline constexpr size_t kFrontLayouts = 6;
 SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
                             size_t most = 5);

@@ -38,6 +38,37 @@ double pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages,
   return second + (second - first) * real(all - more) / real(more - few);
 }
 
+// A time that all micro-batches take at least: a rank begins when the first micro-batch has passed the stages
+// before it, and after its last backward pass the same stages have theirs to do. Zero-bubble schedules keep
+// weight gradients for that time.
+double least_pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages, double transfer) {
+  using enum config::PipelineSchedule;
+  const bool separate = s.schedule == zb_h1 || s.schedule == zb_v;
+  const int64_t all = s.micro_batches();
+  const auto forward = [&](size_t i) { return stages[i].forward.total(); };
+  const auto weights = [&](size_t i) { return stages[i].weight_gradients.total(); };
+  const auto backward = [&](size_t i) {
+    return stages[i].input_gradients.total() + stages[i].recompute.total() + (separate ? 0 : weights(i));
+  };
+  std::vector<double> work(static_cast<size_t>(s.pp));
+  for (size_t i = 0; i < stages.size(); ++i)
+    work[static_cast<size_t>(s.stage_ranks[i])] += stages[i].total().total();
+  double before = 0, after = 0, least = 0;
+  for (size_t rank = 0; rank < work.size(); ++rank) {
+    const double alone = before + real(all) * work[rank];
+    double left = 0;
+    if (separate) left = real(std::min(all, static_cast<int64_t>(rank) + 1)) * weights(rank) - weights(0);
+    if (s.schedule == zb_v)
+      left += real(std::min(all, static_cast<int64_t>(rank))) * weights(stages.size() - 1 - rank);
+    least = std::max({least, alone, alone - left + after});
+    before += forward(rank) + transfer, after += backward(rank) + transfer;
+  }
+  if (s.vpp > 1 || s.schedule == gpipe) return least;
+  // The first rank waits for its first backward pass after min(P, M) forward passes.
+  const double passed = before + after - backward(0) - 2 * transfer;
+  return std::max(least, passed + real(all) * work[0] - real(std::min(all, s.pp)) * forward(0));
+}
+
 // Work of one micro-batch on a pipeline rank.
 StageTime rank_time(const RunShape& s, const std::vector<StageTime>& stages, int64_t rank) {
   StageTime sum;
@@ -140,8 +171,8 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
   const double work = step.work.total() + step.recompute.total();
   double pipeline = work;
   if (s.pp > 1 && model == PipelineModel::formula) {
-    step.bubble = real(s.pp - 1) / real(s.vpp) * work / micro_batches;
-    pipeline += step.bubble;
+    pipeline = std::max(work, least_pipeline_seconds(s, stages, stage_transfer_seconds(s, c)));
+    step.bubble = pipeline - work;
   } else if (s.pp > 1) {
     const double without = pipeline_seconds(s, stages, 0);
     pipeline = pipeline_seconds(s, stages, stage_transfer_seconds(s, c));

@@ -43,8 +43,9 @@ struct StepTime {
   // The same with Cluster::uncertainty() less and more.
   double fastest = 0, slowest = 0;
 };
-// How the time of a pipeline is found: from the trainer's schedule, or for searches from the formula of its
-// bubble, (p - 1)/v micro-batches of the slowest stage.
+// How the time of a pipeline is found: from the trainer's schedule, or for searches by a formula that is
+// never more. It is the time of equal stages without transfers: a bubble of (p - 1)/v micro-batches for 1F1B
+// and interleaved 1F1B, and of p - 1 times F + B - W for ZB-H1.
 enum class PipelineModel : uint8_t { simulated, formula };
 // Throws ErrorCode::config for a schedule that cannot run (parallel::make_schedule), and for a format without
 // a figure in the cluster.

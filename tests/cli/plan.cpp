@@ -71,6 +71,8 @@ TEST_CASE("a plan for GPUs with another memory lists the changes after which it 
   const Json object = json_of(plan.out);
   // What CUDA, NCCL and the driver take of an H100 is taken from these too.
   CHECK(object["usable_memory_bytes"] == 40'000'000'000 - (int64_t{3} << 30));
+  CHECK(object["host_memory_limit_bytes"] == 2'000'000'000'000);
+  CHECK(object["host_memory_bytes_of_node"].get<int64_t>() > 0);
   REQUIRE(object["changes"].size() >= 2);
   double before = 0;
   for (const auto& change : object["changes"]) {
@@ -198,6 +200,10 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
       const auto plan = run(words);
       CHECK(plan.code == 0);
       CHECK(json_of(plan.out)["step_seconds"].get<double>() == doctest::Approx(seconds));
+      CHECK(layout["tp"].get<int>() * layout["pp"].get<int>() * layout["cp"].get<int>() *
+                layout["dp"].get<int>() ==
+            16);
+      CHECK((layout["schedule"].is_null() == (layout["pp"] == 1)));
     }
     // In the order of time each layout of the Pareto front needs less memory than those before it.
     const auto bytes = layout["memory_bytes"]["total"].get<double>();
@@ -219,10 +225,13 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
 
 #if CAPSTAN_TIMED
 TEST_CASE("a search over 512 GPUs takes less than 5 s of one core") {
-  const auto found = run({"plan", "llama3.1-405b", "--gpus", "512", "--search"});
-  MESSAGE("search over 512 GPUs: " << found.cpu_seconds << " s");
-  CHECK(found.code == 0);
-  CHECK(found.cpu_seconds < 5);
+  for (const char* recipe : {"llama3.1-405b", "deepseek-v3"}) {
+    CAPTURE(recipe);
+    const auto found = run({"plan", recipe, "--gpus", "512", "--search"});
+    MESSAGE("search over 512 GPUs: " << found.cpu_seconds << " s");
+    CHECK(found.code == 0);
+    CHECK(found.cpu_seconds < 5);
+  }
 }
 
 TEST_CASE("a plan of 1024 GPUs by formula takes less than 100 ms") {

@@ -5,28 +5,16 @@
 
 #include <cmath>
 
-#include "config/resolve/resolve.hpp"
 #include "planner/counts.hpp"
 #include "planner/memory.hpp"
+#include "planner/resolver.hpp"
 #include "planner/search.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
+using namespace capstan::planner::test;
 
 namespace {
-
-std::optional<config::Config> resolve(const std::string& recipe, const std::vector<std::string>& overrides) {
-  config::Request request;
-  request.recipe = recipe;
-  for (const std::string& one : overrides) request.overrides.push_back(config::Override::token(one));
-  config::Resolution resolution = config::resolve(request);
-  if (!resolution.ok()) return std::nullopt;
-  return std::move(resolution.config);
-}
-
-Resolver resolver(const std::string& recipe) {
-  return [=](const std::vector<std::string>& overrides) { return resolve(recipe, overrides); };
-}
 
 Cluster with_memory(double gib) {
   Cluster cluster = read_cluster("h100");
@@ -83,6 +71,35 @@ TEST_CASE("a plan that fits needs no change, and one that cannot fit has none") 
   CHECK(ways_to_fit(make_plan(*resolve("gpt2-124m", {}), with_memory(77)), resolver("gpt2-124m")).empty());
   const Plan small = make_plan(*resolve("llama3-70b", {}), with_memory(0.5), MemoryChoice::formula);
   CHECK(ways_to_fit(small, resolver("llama3-70b")).empty());
+}
+
+TEST_CASE("offload that exceeds the host of a node does not fit, is not proposed, and is taken back") {
+  // Eight ranks with state in host memory: 14 bytes of 8.03e9 parameters, sharded.
+  const std::vector<std::string> offload = {"optimizer.optimizer_cpu_offload=true"};
+  Cluster cluster = read_cluster("h100");
+  CHECK(cluster.host_memory->value == 2'000'000'000'000);
+  const Plan plan = make_plan(*resolve("llama3-8b", offload), cluster, MemoryChoice::formula);
+  CHECK(plan.fits);
+  CHECK(plan.host_bytes == doctest::Approx(14 * total_parameters(plan.shape)).epsilon(0.01));
+  cluster.host_memory = config::Bytes{100'000'000'000};
+  const Plan large = make_plan(*resolve("llama3-8b", offload), cluster, MemoryChoice::formula);
+  CHECK_FALSE(large.fits);
+  CHECK(large.limits.front().starts_with("host memory: the 8 ranks of a node need "));
+  const std::vector<Change> back = ways_to_fit(large, resolver("llama3-8b", offload));
+  REQUIRE_FALSE(back.empty());
+  CHECK(back.front().name == "optimizer state on the GPU");
+  // With 34 GiB only changes with the state in host memory are cheap.
+  Cluster small = with_memory(34);
+  const auto offloads = [&] {
+    const Plan asked = make_plan(*resolve("llama3-8b", {}), small, MemoryChoice::formula);
+    const auto changes = ways_to_fit(asked, resolver("llama3-8b"));
+    return std::any_of(changes.begin(), changes.end(),
+                       [](const Change& change) { return change.host_bytes > 1e9; });
+  };
+  small.host_memory.reset();
+  CHECK(offloads());
+  small.host_memory = config::Bytes{8'000'000'000};
+  CHECK_FALSE(offloads());
 }
 
 TEST_CASE("the formula of offload agrees with the trainer's own step") {
