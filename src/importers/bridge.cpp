@@ -181,8 +181,7 @@ constexpr Rule kTable[] = {
     call("model.activation_func", activation),
     deferred("model.bias_activation_fusion model.moe_aux_loss_coeff model.seq_length"),
     call("model.window_size", window_size),
-    call("model.moe_router_load_balancing_type", take_balance_type, "model.moe_router_load_balancing_type",
-         "one loss; several at once are not supported"),
+    copy("model.moe_router_load_balancing_type", "model.moe_router_load_balancing_type"),
     call("model.moe_layer_freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
     call("model.moe_router_dtype", router_format),
     call("model.cp_comm_type", cp_comm_type),
@@ -562,8 +561,8 @@ void read_bridge(Draft& draft, const Node& root) {
     reader.omit("model.attention_softmax_in_fp32", *value ? "true" : "false",
                 *value ? OmissionReason::no_effect : OmissionReason::off,
                 "the softmax is computed in fp32 anyway");
-  take_balance_coefficient(reader, "model.moe_aux_loss_coeff",
-                           reader.integer("comm_overlap.data_parallel_size"));
+  take_balance_coefficients(reader, "model.moe_aux_loss_coeff",
+                            reader.integer("comm_overlap.data_parallel_size"));
   reader.account();
   const int64_t least = [&] {
     int64_t product = 1;

@@ -128,7 +128,7 @@ void balance(Reader& r) {
   std::optional<int64_t> data_parallel_size;
   if (r.draft.has("dist.world_size"))
     data_parallel_size = ranks_of(r.draft, "dist.world_size") / ranks_of_replica(r.draft);
-  take_balance_coefficient(r, "--moe-aux-loss-coeff", data_parallel_size);
+  take_balance_coefficients(r, "--moe-aux-loss-coeff", data_parallel_size);
 }
 
 void world(Reader& r, const MegatronLaunch& launch) {

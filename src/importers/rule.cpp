@@ -1,6 +1,7 @@
 #include "importers/rule.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
@@ -251,41 +252,41 @@ void take_tf32(Reader& reader, bool computes_in_fp32) {
     reader.omit("tf32", OmissionReason::no_effect, "GEMMs are in 16 bits");
 }
 
-namespace {
-constexpr const char* kSeveralLosses =
-    "several balancing losses at once; the router has one: choose it with its coefficient";
-}  // namespace
-
-void take_balance_type(Reader& reader, const SourceItem& item) {
-  const bool list = item.value->kind == Node::Kind::list;
-  if (list && item.value->items.size() != 1)
-    reader.draft.omit(item.from, *item.value, OmissionReason::unsupported, kSeveralLosses);
-  else
-    reader.draft.set("model.moe_router_load_balancing_type", list ? item.value->items[0] : *item.value,
-                     item.from);
+// The load-balancing losses that the draft has: texts of a recipe, "aux_loss" or "[aux_loss, seq_aux_loss]".
+static std::vector<std::string> balancing_types(const Draft& draft) {
+  std::string text = draft.text("model.moe_router_load_balancing_type");
+  if (text.empty()) return {std::string(enum_name(config::RouterBalancing::aux_loss))};
+  std::erase_if(text, [](char c) { return c == '[' || c == ']' || c == ' '; });
+  const auto names = split(text, ',');
+  return {names.begin(), names.end()};
 }
 
-void take_balance_coefficient(Reader& reader, std::string_view key,
-                              std::optional<int64_t> data_parallel_size) {
+void take_balance_coefficients(Reader& reader, std::string_view key,
+                               std::optional<int64_t> data_parallel_size) {
   const char* path = "model.moe_aux_loss_coeff";
   if (!reader.given(key)) return;
-  const Node& given = *reader.find(key);
-  if (given.kind == Node::Kind::list && given.items.size() > 1) {
-    reader.omit(key, OmissionReason::unsupported, kSeveralLosses);
+  Node given = *reader.find(key);
+  const auto coefficients =
+      given.kind == Node::Kind::list ? std::span(given.items) : std::span(&given, size_t{1});
+  const std::vector<std::string> types = balancing_types(reader.draft);
+  if (coefficients.size() != types.size()) {
+    reader.omit(key, OmissionReason::value,
+                "not one coefficient for each load-balancing loss: " + join(types, ", "));
     return;
   }
-  const bool global = reader.draft.text("model.moe_router_load_balancing_type") == "global_aux_loss";
-  if (global && data_parallel_size.value_or(1) > 1) {
-    if (const auto coefficient = reader.real(key))
-      reader.set(path, to_text(*coefficient / static_cast<double>(*data_parallel_size)), key,
-                 "divided by the data-parallel size " + std::to_string(*data_parallel_size) +
-                     ", as Megatron divides global_aux_loss");
+  const auto at = static_cast<size_t>(std::ranges::find(types, "global_aux_loss") - types.begin());
+  if (at == types.size() || data_parallel_size.value_or(1) == 1) {
+    reader.draft.set_if_other(path, given, reader.from(key));
+    if (at < types.size() && !data_parallel_size)
+      reader.draft.list_as_assumed(
+          path, "for one data-parallel rank; divide it by their number, as Megatron divides global_aux_loss");
     return;
   }
-  reader.draft.set_if_other(path, *reader.find(key), reader.from(key));
-  if (global && !data_parallel_size)
-    reader.draft.list_as_assumed(
-        path, "for one data-parallel rank; divide it by their number, as Megatron divides global_aux_loss");
+  if (const auto coefficient = parse_double(coefficients[at].text))
+    coefficients[at].text = to_text(*coefficient / static_cast<double>(*data_parallel_size));
+  reader.set(path, given, key,
+             "divided by the data-parallel size " + std::to_string(*data_parallel_size) +
+                 ", as Megatron divides global_aux_loss");
 }
 
 bool Reader::copy(std::string_view path, std::string_view key, const std::string& note) {

@@ -171,13 +171,11 @@ class Reader {
 bool take_seed(Reader& reader, std::string_view key);
 // Takes the key `tf32`, which has an effect on GEMMs of fp32 only.
 void take_tf32(Reader& reader, bool computes_in_fp32);
-// Takes the kind of Megatron's load-balancing loss: a name, or a list with one. A list of several is omitted.
-void take_balance_type(Reader& reader, const SourceItem& item);
-// Takes the coefficient of Megatron's load-balancing loss. Megatron divides that of global_aux_loss by its
-// data-parallel size, Capstan does not. data_parallel_size: nullopt where the file does not give it; the
-// coefficient is then listed as assumed too.
-void take_balance_coefficient(Reader& reader, std::string_view key,
-                              std::optional<int64_t> data_parallel_size);
+// Takes the coefficients of Megatron's load-balancing losses, one or a list. Megatron divides that of
+// global_aux_loss by its data-parallel size, Capstan does not. data_parallel_size: nullopt where the file
+// does not give it; the coefficient is then listed as assumed too.
+void take_balance_coefficients(Reader& reader, std::string_view key,
+                               std::optional<int64_t> data_parallel_size);
 
 // Takes Megatron's moe_layer_freq: an integer, or a list with 1 for the layers with experts, which may be a
 // Python expression: "([0]*3+[1]*58)".

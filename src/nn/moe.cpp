@@ -1,5 +1,7 @@
 #include "nn/moe.hpp"
 
+#include <algorithm>
+
 #include "ops/collectives.hpp"
 #include "ops/expert_permutation.hpp"
 #include "ops/grouped_linear.hpp"
@@ -113,19 +115,24 @@ ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) c
 
 void Moe::add_losses(Tape& tape, const Var& logits, const TokenContext& context,
                      ops::Routing& routing) const {
-  Var balance, z;
-  if (context.training && balances()) balance = balance_loss(tape, logits, routing.experts, context);
-  if (context.training && options_.z_coefficient > 0)
-    z = ops::z_loss(tape, logits, options_.z_coefficient / static_cast<double>(tokens_of(logits)));
-  for (const Var* loss : {&balance, &z})
-    if (loss->value.defined())
-      routing.probabilities = ops::attach_loss(tape, routing.probabilities, *loss, context.loss_weight_sum);
+  std::vector<Var> balance;
+  Var z;
+  if (context.training) {
+    balance = balance_losses(tape, logits, routing.experts, context);
+    if (options_.z_coefficient > 0)
+      z = ops::z_loss(tape, logits, options_.z_coefficient / static_cast<double>(tokens_of(logits)));
+  }
+  const auto attach = [&](const Var& loss) {
+    routing.probabilities = ops::attach_loss(tape, routing.probabilities, loss, context.loss_weight_sum);
+  };
+  std::ranges::for_each(balance, attach);
+  if (z.value.defined()) attach(z);
   // Tensor-parallel ranks that route the same rows count them once.
   const bool counts_here = parallel_.tensor.shards_rows() || parallel_.tensor.rank() == 0;
   if (!context.router_statistics || !tape.side_effects() || !counts_here) return;
   const Tensor counts =
       ops::count_choices(tape, routing.experts, options_.experts, ops::one_segment(logits.size(0)));
-  context.router_statistics->add(layer_, counts, balance.value, z.value);
+  context.router_statistics->add(layer_, counts, balance, z);
 }
 
 int64_t Moe::tokens_of(int64_t rows, const comm::Communicator* group) const {
@@ -154,33 +161,40 @@ Tensor Moe::load_of_batch(Tape& tape, const Tensor& experts, const TokenContext&
 // The tokens of a micro-batch, and of a sequence, may be on several ranks. Counts are summed over these
 // ranks; the loss of each rank covers its own tokens. A recomputed region uses the counts of its first pass,
 // because other micro-batches may have been counted since.
-Var Moe::balance_loss(Tape& tape, const Var& logits, const Tensor& experts,
-                      const TokenContext& context) const {
+std::vector<Var> Moe::balance_losses(Tape& tape, const Var& logits, const Tensor& experts,
+                                     const TokenContext& context) const {
+  using Scope = BalanceLoss::Scope;
   const bool rows_are_sharded = parallel_.tensor.shards_rows();
   const int64_t rows = logits.size(0), first_row = rows_are_sharded ? parallel_.tensor.rank() * rows : 0;
-  const kernels::TokenSegments segments = options_.balance == Balance::sequence
-                                              ? kernels::TokenSegments{context.batch, context.seq, first_row}
-                                              : ops::one_segment(rows);
-  const bool global_batch = options_.balance == Balance::global_batch;
-  const Tensor counts = tape.choice([&] {
-    Tensor chosen = experts;
-    // As in Megatron, the loss counts choices without the group limit and the bias.
-    if (options_.router.groups > 1 || expert_bias_) {
-      ops::RouterOptions unlimited = options_.router;
-      unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
-      chosen = ops::choose_experts(tape, logits.value, unlimited);
-    }
-    return global_batch ? load_of_batch(tape, chosen, context)
-                        : count_choices(tape, chosen, segments, parallel_.context.group);
-  });
-  if (global_batch)
-    return ops::balance_loss(tape, logits, counts, options_.router.score, segments,
-                             options_.balance_coefficient * static_cast<double>(options_.experts) /
-                                 static_cast<double>(tokens_of(logits)));
-  return ops::balance_loss(
-      tape, logits, counts, options_.router.score, segments,
-      ops::balance_factor(options_.balance_coefficient, options_.experts, options_.router.topk,
-                          tokens_of(logits) / segments.count, segments.count));
+  const int64_t tokens = tokens_of(logits);
+  Tensor chosen;
+  // As in Megatron, the losses count choices without the group limit and the bias.
+  const auto choose = [&] {
+    if (chosen.defined()) return;
+    chosen = experts;
+    if (options_.router.groups <= 1 && !expert_bias_) return;
+    ops::RouterOptions unlimited = options_.router;
+    unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
+    chosen = ops::choose_experts(tape, logits.value, unlimited);
+  };
+  std::vector<Var> losses;
+  for (const auto& [scope, coefficient] : options_.balance) {
+    const kernels::TokenSegments segments =
+        scope == Scope::sequence ? kernels::TokenSegments{context.batch, context.seq, first_row}
+                                 : ops::one_segment(rows);
+    const Tensor counts = tape.choice([&] {
+      choose();
+      return scope == Scope::global_batch ? load_of_batch(tape, chosen, context)
+                                          : count_choices(tape, chosen, segments, parallel_.context.group);
+    });
+    const double factor =
+        scope == Scope::global_batch
+            ? coefficient * static_cast<double>(options_.experts) / static_cast<double>(tokens)
+            : ops::balance_factor(coefficient, options_.experts, options_.router.topk,
+                                  tokens / segments.count, segments.count);
+    losses.push_back(ops::balance_loss(tape, logits, counts, options_.router.score, segments, factor));
+  }
+  return losses;
 }
 
 Tensor Moe::dropout_rows(const TokenContext& context) const {

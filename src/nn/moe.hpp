@@ -23,8 +23,12 @@ namespace capstan::nn {
 // width, lie on other ranks, a TokenDispatcher sends the tokens there.
 class Moe final : public FeedForward {
  public:
-  // Over which tokens the load is balanced.
-  enum class Balance : uint8_t { none, micro_batch, sequence, global_batch };
+  // A load-balancing loss, its weight, and over which tokens it balances the load.
+  struct BalanceLoss {
+    enum class Scope : uint8_t { micro_batch, sequence, global_batch };
+    Scope scope = Scope::micro_batch;
+    double coefficient = 0;
+  };
   struct Options {
     int64_t hidden = 0, experts = 0, ffn = 0;
     // Biases of the router and of the experts, as in Megatron.
@@ -38,13 +42,13 @@ class Moe final : public FeedForward {
     bool expert_bias = false;
     // Noise by which the router's input is multiplied in training; 0: none.
     double input_jitter = 0;
-    Balance balance = Balance::none;
-    // Coefficients of the router's losses, Megatron's. Both losses are means over a micro-batch; a training
-    // step adds their mean over its micro-batches, weighted with the number of their loss tokens. The loss
-    // over the global batch is coefficient * experts * sum over e of f[e] P[e], P the mean of the
-    // micro-batch's probabilities, f the fractions of the choices of all ranks in this and the step's earlier
-    // micro-batches. (Megatron's is that divided by the data-parallel size.)
-    double balance_coefficient = 0, z_coefficient = 0;
+    // The router's losses, with Megatron's coefficients. All are means over a micro-batch; a training step
+    // adds their mean over its micro-batches, weighted with the number of their loss tokens. The loss over
+    // the global batch is coefficient * experts * sum over e of f[e] P[e], P the mean of the micro-batch's
+    // probabilities, f the fractions of the choices of all ranks in this micro-batch and the step's earlier
+    // ones. (Megatron's is that divided by the data-parallel size.) At most one loss for each scope.
+    std::vector<BalanceLoss> balance;
+    double z_coefficient = 0;
     TokenDispatcher::Kind dispatcher = TokenDispatcher::Kind::alltoall;
     // See TokenDispatcher::Options.
     std::optional<double> capacity_factor;
@@ -64,11 +68,10 @@ class Moe final : public FeedForward {
   Moe(ParamList& parameters, const ModulePath& path, const Options& options);
 
   Var forward(Tape& tape, const Var& x, const TokenContext& context) const override;
-  bool adds_losses() const override { return balances() || options_.z_coefficient > 0; }
+  bool adds_losses() const override { return !options_.balance.empty() || options_.z_coefficient > 0; }
   const char* name() const override { return "moe"; }
 
  private:
-  bool balances() const { return options_.balance != Balance::none && options_.balance_coefficient > 0; }
   ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
   // Attaches the losses to the probabilities and adds them to the statistics.
   void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;
@@ -82,7 +85,9 @@ class Moe final : public FeedForward {
   // Counts the choices as those of a further micro-batch. Returns the fraction of the choices of the global
   // batch so far, on all ranks, that fell on each expert.
   Tensor load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const;
-  Var balance_loss(Tape& tape, const Var& logits, const Tensor& experts, const TokenContext& context) const;
+  // One for each of Options::balance.
+  std::vector<Var> balance_losses(Tape& tape, const Var& logits, const Tensor& experts,
+                                  const TokenContext& context) const;
   // The outputs of this rank's experts.
   Var run_experts(Tape& tape, const ExpertInput& input, const TokenContext& context) const;
   // The row indices by which adapters of experts drop elements; undefined where they drop none.

@@ -5,11 +5,11 @@
 namespace capstan::nn {
 
 RouterStatistics::RouterStatistics(Device& device, const std::vector<int64_t>& layers, int64_t experts,
-                                   bool global_batch)
-    : experts_(experts) {
+                                   int64_t balance_losses, bool global_batch)
+    : experts_(experts), balance_losses_(balance_losses) {
   for (const int64_t layer : layers) rows_.emplace(layer, static_cast<int64_t>(rows_.size()));
   CategoryScope scope(MemoryCategory::workspace);
-  sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + 2});
+  sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + balance_losses + 1});
   if (global_batch) batch_.resize(layers.size());
   for (BatchChoices& of_layer : batch_) of_layer.counts = Tensor::zeros(device, {experts});
 }
@@ -22,12 +22,15 @@ void RouterStatistics::clear() {
   }
 }
 
-void RouterStatistics::add(int64_t layer, const Tensor& counts, const Tensor& balance_loss,
-                           const Tensor& z_loss) {
-  const int64_t first = rows_.at(layer) * (experts_ + 2);
-  ops::add_into(counts.view({experts_}), sums_.flat_range(first, experts_, {experts_}));
-  if (balance_loss.defined()) ops::add_into(balance_loss, sums_.flat_range(first + experts_, 1, {1}));
-  if (z_loss.defined()) ops::add_into(z_loss, sums_.flat_range(first + experts_ + 1, 1, {1}));
+void RouterStatistics::add(int64_t layer, const Tensor& counts, std::span<const Var> balance,
+                           const Var& z_loss) {
+  int64_t at = rows_.at(layer) * sums_.size(1);
+  ops::add_into(counts.view({experts_}), sums_.flat_range(at, experts_, {experts_}));
+  at += experts_;
+  for (size_t i = 0; i < balance.size(); ++i)
+    ops::add_into(balance[i].value, sums_.flat_range(at + static_cast<int64_t>(i), 1, {1}));
+  at += balance_losses_;
+  if (z_loss.value.defined()) ops::add_into(z_loss.value, sums_.flat_range(at, 1, {1}));
 }
 
 RouterStatistics::BatchChoices RouterStatistics::add_to_batch(int64_t layer,

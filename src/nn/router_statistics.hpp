@@ -3,24 +3,26 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <vector>
 
-#include "tensor/tensor.hpp"
+#include "ops/tape.hpp"
 
 namespace capstan::nn {
 
 class RouterStatistics {
  public:
   // `layers`: the indices of all MoE layers of the model, in ascending order.
+  // balance_losses: how many load-balancing losses each of them has.
   // global_batch: for layers that balance the load over the global batch.
   RouterStatistics(Device& device, const std::vector<int64_t>& layers, int64_t experts,
-                   bool global_batch = false);
+                   int64_t balance_losses, bool global_batch = false);
 
   // Begins a step.
   void clear();
   // counts: fp32 [1, experts], how often the tokens of a micro-batch chose each expert. The losses are fp32
-  // [1], undefined where there are none.
-  void add(int64_t layer, const Tensor& counts, const Tensor& balance_loss, const Tensor& z_loss);
+  // [1]; balance has balance_losses of them or none, and z_loss may be undefined.
+  void add(int64_t layer, const Tensor& counts, std::span<const Var> balance, const Var& z_loss);
   // With global_batch: adds the counts of a micro-batch over all ranks, and their number, to those of the
   // step so far, which it returns.
   struct BatchChoices {
@@ -29,12 +31,12 @@ class RouterStatistics {
   };
   BatchChoices add_to_batch(int64_t layer, const BatchChoices& micro_batch);
 
-  // fp32 [layers, experts + 2]: the sums of the counts, of the load-balancing losses and of the z-losses. The
-  // rows of layers of other ranks are 0.
+  // fp32 [layers, experts + balance_losses + 1]: the sums of the counts, of each load-balancing loss and of
+  // the z-losses. The rows of layers of other ranks are 0.
   const Tensor& sums() const { return sums_; }
 
  private:
-  int64_t experts_;
+  int64_t experts_, balance_losses_;
   std::map<int64_t, int64_t> rows_;
   Tensor sums_;
   // By row; empty without global_batch.

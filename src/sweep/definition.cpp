@@ -287,8 +287,9 @@ class Reader {
               "for example, write {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} excludes the stop");
       return false;
     }
-    const bool integer = field.type->kind == config::Type::Kind::integer;
-    if (!integer && field.type->kind != config::Type::Kind::real) {
+    const config::Type& type = field.type->one_or_more ? *field.type->element : *field.type;
+    const bool integer = type.kind == config::Type::Kind::integer;
+    if (!integer && type.kind != config::Type::Kind::real) {
       out_.error(node.location, "`" + axis.path + "` takes " + config::type_text(*field.type, field) +
                                     ", and a range needs numbers")
           .help("list its values: [a, b]");

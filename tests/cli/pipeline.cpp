@@ -508,10 +508,13 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(p.in({"runs", "plot", "nowhere", "-o", "x.html"}).code == 2);
 }
 
-TEST_CASE("plot draws the load of the experts of each layer, and the losses of the routers") {
+TEST_CASE(
+    "plot draws the load of the experts of each layer, and the losses of routers and predicted tokens") {
   const Prepared& p = prepared();
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "experts", "model.num_moe_experts=4",
-                "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01", "train.train_iters=4"})
+                "model.moe_router_load_balancing_type=[aux_loss,seq_aux_loss]",
+                "model.moe_aux_loss_coeff=[0.1,0.01]", "model.moe_z_loss_coeff=0.01",
+                "model.mtp_num_layers=2", "train.train_iters=4"})
               .code == 0);
   REQUIRE(p.in({"runs", "plot", "experts", "-o", "experts.html"}).code == 0);
   const std::string page = read_text(p.file("experts.html")), mark = "id=\"data\">";
@@ -534,13 +537,20 @@ TEST_CASE("plot draws the load of the experts of each layer, and the losses of t
       CHECK(curve["v"].at(step).get<double>() == doctest::Approx(relative).epsilon(1e-5));
     }
     CHECK(row["expert_max_load"].get<double>() == doctest::Approx(most).epsilon(1e-9));
-    for (const char* loss : {"balance_loss", "z_loss"})
-      CHECK(curves[loss]["v"].at(step).get<double>() ==
+    for (const auto& [curve, loss] : {std::pair("balance_loss", "balance_loss"),
+                                      {"balance_loss aux_loss", "aux_loss"},
+                                      {"balance_loss seq_aux_loss", "seq_aux_loss"},
+                                      {"z_loss", "z_loss"},
+                                      {"mtp_loss depth 1", "mtp_1_loss"},
+                                      {"mtp_loss depth 2", "mtp_2_loss"}})
+      CHECK(curves[curve]["v"].at(step).get<double>() ==
             doctest::Approx(row[loss].get<double>()).epsilon(1e-5));
     ++step;
   }
   CHECK(step == 4);
-  CHECK(layers == 2);
+  // Those of multi-token prediction have experts too.
+  CHECK(layers == 4);
+  CHECK(std::ranges::count(drawn["charts"], "mtp_loss", [](const json& chart) { return chart["key"]; }) == 1);
 }
 
 TEST_CASE("SIGINT and SIGTERM save and end with 75") {

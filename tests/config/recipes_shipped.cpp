@@ -8,6 +8,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/hash.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "config/tools/show.hpp"
@@ -610,4 +611,35 @@ TEST_CASE("a value that means something else says what to write") {
   file_says("optimizer: {lr: 0,001}\n", "numbers have a decimal point");
   says("validation.eval_iters=0", "for no validation: validation.eval_interval=null");
   says("validation.eval_interval=0", "for no validation: validation.eval_interval=null");
+}
+
+TEST_CASE("a field of one value or more writes one without brackets, as before it took several") {
+  const std::string path = "model.moe_aux_loss_coeff";
+  const FieldInfo& field = *schema().find_field(path);
+  const auto with = [](const std::vector<std::string>& overrides) {
+    return resolved("quickstart-moe", overrides);
+  };
+  const auto text_of = [&](const Resolution& r) {
+    return yaml_inline(*field.type, schema().load(&r.config, field));
+  };
+  const Resolution one = with({path + "=0.01"}), list_of_one = with({path + "=[0.01]"});
+  CHECK(text_of(one) == "0.01");
+  CHECK(text_of(list_of_one) == "0.01");
+  CHECK(canonical_form(schema(), &one.config).find(path + " = 0.01\n") != std::string::npos);
+  CHECK(config_hash(schema(), &one.config) == config_hash(schema(), &list_of_one.config));
+  const Resolution both =
+      with({"model.moe_router_load_balancing_type=[aux_loss, seq_aux_loss]", path + "+=1e-3"});
+  CHECK(both.ok());
+  CHECK(text_of(both) == "[0.01, 0.001]");
+  CHECK(config_hash(schema(), &one.config) != config_hash(schema(), &both.config));
+  // What a run stores is read as the same.
+  CHECK(text_of(resolve_text(show(both, {ShowFormat::yaml, ""}), request_of("stored.yaml"))) ==
+        "[0.01, 0.001]");
+  const std::pair<const char*, const char*> refused[] = {
+      {"=[]", "is an empty list"}, {"=[0.01, -1]", "it must be at least 0"}, {"=[0.01, [1]]", "not a list"}};
+  for (const auto& [value, problem] : refused) {
+    const Resolution bad = with({path + value});
+    REQUIRE(bad.diagnostics.size() == 1);
+    CHECK(bad.diagnostics[0].message.find(problem) != std::string::npos);
+  }
 }

@@ -194,6 +194,8 @@ TEST_CASE("groups of experts stay, in proportion") {
   CHECK(v3.moe_router_num_groups == 4);
   CHECK(v3.moe_router_group_topk == 2);
   CHECK(v3.moe_router_group_score_topk == 2);
+  // Its layer for multi-token prediction stays too.
+  CHECK(v3.mtp_num_layers == 1);
   const ModelConfig v2 = shrunk("deepseek-v2").config.model;  // 3 of 8
   CHECK(v2.moe_router_num_groups == 4);
   CHECK(v2.moe_router_group_topk == 2);

@@ -407,6 +407,13 @@ TEST_CASE("DeepSeek's seq_aux is for the loss of each sequence alone") {
     const auto written = capstan::json_of(write_hf_config(model, DType::f32).text);
     CHECK(written["seq_aux"] == (type == RouterBalancing::seq_aux_loss));
   }
+  // Of two losses, one with the sum of the coefficients.
+  model.moe_router_load_balancing_type =
+      config::OneOrMore(std::vector{RouterBalancing::seq_aux_loss, RouterBalancing::aux_loss});
+  model.moe_aux_loss_coeff = config::OneOrMore(std::vector{0.25, 0.5});
+  const auto written = capstan::json_of(write_hf_config(model, DType::f32).text);
+  CHECK(written["seq_aux"] == false);
+  CHECK(written["aux_loss_alpha"] == 0.75);
 }
 
 TEST_CASE("a tied model that brings a head of its own is refused when its weights are read") {

@@ -81,19 +81,30 @@ TEST_CASE("megatron and bridge: the coefficient of global_aux_loss is for one da
   const Imported several = command(
       "--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss "
       "--moe-aux-loss-coeff 1e-2 1e-3");
-  CHECK(omitted_as(several, "--moe-router-load-balancing-type", OmissionReason::unsupported));
-  CHECK(omitted_as(several, "--moe-aux-loss-coeff", OmissionReason::unsupported));
+  CHECK(value_of(several, "model.moe_router_load_balancing_type") == "[aux_loss, seq_aux_loss]");
+  CHECK(value_of(several, path) == "[0.01, 0.001]");
+  const Imported global = command(
+      "--num-experts 8 --moe-router-load-balancing-type seq_aux_loss global_aux_loss "
+      "--moe-aux-loss-coeff 1e-2 1e-2" +
+          two,
+      launcher);
+  CHECK(value_of(global, path) == "[0.01, 0.00125]");
+  CHECK(omitted_as(command("--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss "
+                           "--moe-aux-loss-coeff 1e-2"),
+                   "--moe-aux-loss-coeff", OmissionReason::value));
   const Imported fused = command(
       "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te "
       "--decrease-batch-size-if-needed");
   CHECK(omitted_as(fused, "--cross-entropy-loss-fusion", OmissionReason::no_effect));
   CHECK(value_of(fused, "train.decrease_batch_size_if_needed") == "true");
 
-  const auto bridge = [](const std::string& type, const std::string& overlap) {
+  const auto bridge = [](const std::string& type, const std::string& overlap,
+                         const std::string& coefficient = "0.01") {
     return import_recipe(
         "model: {_target_: a.GPTModelProvider, num_layers: 2, num_moe_experts: 8, "
-        "moe_aux_loss_coeff: 0.01, moe_router_load_balancing_type: " +
-            type + "}\ncomm_overlap: {_target_: b.CommOverlapConfig, data_parallel_size: " + overlap + "}\n",
+        "moe_aux_loss_coeff: " +
+            coefficient + ", moe_router_load_balancing_type: " + type +
+            "}\ncomm_overlap: {_target_: b.CommOverlapConfig, data_parallel_size: " + overlap + "}\n",
         "run_config.yaml", {});
   };
   CHECK(value_of(bridge("global_aux_loss", "8"), path) == "0.00125");
@@ -102,8 +113,10 @@ TEST_CASE("megatron and bridge: the coefficient of global_aux_loss is for one da
   CHECK(assumed(bridge("global_aux_loss", "null")));
   CHECK(value_of(bridge("seq_aux_loss", "8"), path) == "0.01");
   CHECK_FALSE(assumed(bridge("seq_aux_loss", "null")));
-  CHECK(omitted_as(bridge("[aux_loss, seq_aux_loss]", "8"), "model.moe_router_load_balancing_type",
-                   OmissionReason::unsupported));
+  const Imported list = bridge("[global_aux_loss, aux_loss]", "8", "[0.01, 0.001]");
+  CHECK(value_of(list, "model.moe_router_load_balancing_type") == "[global_aux_loss, aux_loss]");
+  CHECK(value_of(list, path) == "[0.00125, 0.001]");
+  CHECK(omitted_as(bridge("[aux_loss, seq_aux_loss]", "8"), path, OmissionReason::value));
   CHECK(value_of(bridge("[seq_aux_loss]", "8"), "model.moe_router_load_balancing_type") == "seq_aux_loss");
   // The loss is always computed in fused chunks.
   for (const bool fusion : {true, false}) {

@@ -678,7 +678,7 @@ TEST_CASE_TEMPLATE("the load of the experts is counted once, and their capacity 
       c.recompute_num_layers = 1;
     }
     const auto device = D::make(1);
-    nn::RouterStatistics statistics(*device, {1, 2}, 6);
+    nn::RouterStatistics statistics(*device, {1, 2}, 6, 1);
     models::ForwardOptions options;
     options.router_statistics = &statistics;
     const Step all = run_step(*device, c, DType::f32, 2, 19, data, options);

@@ -1,5 +1,6 @@
-// What the router of a layer of experts does in training: load balancing over the global batch, and jitter of
-// its input, against the formulas in double. Every rank has tokens of its own, as with data parallelism.
+// What the router of a layer of experts does in training: load balancing over micro-batches, sequences and
+// the global batch, and jitter of its input, against the formulas in double. Every rank has tokens of its
+// own, as with data parallelism.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -24,14 +25,15 @@ using test::world;
 namespace {
 
 using Floats = std::vector<float>;
-constexpr int64_t kHidden = 6, kExperts = 5, kTopk = 2, kTokens = 7;
+using Scope = nn::Moe::BalanceLoss::Scope;
+constexpr int64_t kHidden = 6, kExperts = 5, kTopk = 2, kSequences = 3, kLength = 3,
+                  kTokens = kSequences * kLength;
 constexpr int kMicroBatches = 3;
-constexpr double kCoefficient = 0.25;
 constexpr uint64_t kSeed = 11, kLayer = 3;
 
 struct Case {
   kernels::RouterScore score = kernels::RouterScore::softmax;
-  nn::Moe::Balance balance = nn::Moe::Balance::global_batch;
+  std::vector<nn::Moe::BalanceLoss> balance{{Scope::global_batch, 0.25}};
   double jitter = 0;
   bool recomputes = false, training = true, fp64 = false;
 };
@@ -67,7 +69,7 @@ Result run(Device& device, const Case& c) {
   o.hidden = kHidden, o.experts = kExperts, o.ffn = 8;
   o.router = {.topk = kTopk, .score = c.score, .normalize = c.score == kernels::RouterScore::sigmoid};
   o.router_in_fp64 = c.fp64;
-  o.balance = c.balance, o.balance_coefficient = kCoefficient;
+  o.balance = c.balance;
   o.input_jitter = c.jitter;
   o.init = o.output_init = {Init::Kind::normal, 0.5};
   const nn::Moe layer(list, {"layer", kLayer, "layer 3"}, o);
@@ -78,7 +80,7 @@ Result run(Device& device, const Case& c) {
   REQUIRE(router.name() == "layer.router.weight");
   store.set(router, router_weight());
   StepContext context{device, store};
-  nn::RouterStatistics statistics(device, {kLayer}, kExperts, true);
+  nn::RouterStatistics statistics(device, {kLayer}, kExperts, std::ssize(c.balance), true);
   Result result;
   for (int step = 0; step < 2; ++step) {
     store.begin();
@@ -89,7 +91,7 @@ Result run(Device& device, const Case& c) {
       std::vector<int64_t> rows;
       for (int64_t t = 0; t < kTokens; ++t) rows.push_back(dropout_row(world().rank(), m, t));
       nn::TokenContext tokens;
-      tokens.batch = 1, tokens.seq = kTokens;
+      tokens.batch = kSequences, tokens.seq = kLength;
       tokens.training = c.training, tokens.seed = kSeed;
       tokens.router_statistics = &statistics;
       tokens.hidden_dropout_rows = Tensor::from_host<int64_t>(device, {kTokens}, rows);
@@ -139,36 +141,52 @@ Vec<double> doubles(const Floats& x) {
   return {x.begin(), x.end()};
 }
 
-// How often the tokens of a micro-batch of a rank chose each expert.
-Vec<double> counts_of(const Case& c, int rank, int micro_batch) {
+// How often the tokens of each segment of a micro-batch of a rank chose each expert.
+Vec<double> counts_of(const Case& c, int rank, int micro_batch,
+                      kernels::TokenSegments segments = {1, kTokens, 0}) {
   const auto logits =
       logits_of(doubles(tokens_of(rank, micro_batch)), doubles(router_weight()), c, rank, micro_batch);
   const auto experts = reference::choose(
       {.tokens = kTokens, .experts = kExperts, .topk = kTopk, .score = c.score}, logits, {});
-  return reference::choice_counts(experts, kTopk, {1, kTokens, 0}, kExperts);
+  return reference::choice_counts(experts, kTopk, segments, kExperts);
 }
 
-// The loss of a micro-batch of this rank: experts * sum of f P, with f over the micro-batches up to this one
-// of all ranks.
+// The loss of a micro-batch of this rank: coefficient * experts * the mean over its segments of the sum of
+// f P, with f, the fractions of the choices, over the segment or over the micro-batches up to this one of all
+// ranks.
 template <class S>
-S loss_of(const Vec<S>& x, const Vec<S>& weight, const Case& c, int micro_batch) {
-  Vec<double> f(kExperts);
-  double choices = 0;
-  for (int m = 0; m <= micro_batch; ++m)
-    for (int rank = 0; rank < world().size(); ++rank) {
-      const Vec<double> counts = counts_of(c, rank, m);
-      for (size_t e = 0; e < f.size(); ++e) f[e] += counts[e], choices += counts[e];
-    }
+S loss_of(const Vec<S>& x, const Vec<S>& weight, const Case& c, const nn::Moe::BalanceLoss& balance,
+          int micro_batch) {
+  const kernels::TokenSegments segments = balance.scope == Scope::sequence
+                                              ? kernels::TokenSegments{kSequences, kLength, 0}
+                                              : kernels::TokenSegments{1, kTokens, 0};
+  Vec<double> f = counts_of(c, world().rank(), micro_batch, segments);
+  double choices = static_cast<double>(segments.rows * kTopk);
+  if (balance.scope == Scope::global_batch) {
+    f.assign(kExperts, 0), choices = 0;
+    for (int m = 0; m <= micro_batch; ++m)
+      for (int rank = 0; rank < world().size(); ++rank) {
+        const Vec<double> counts = counts_of(c, rank, m);
+        for (size_t e = 0; e < f.size(); ++e) f[e] += counts[e], choices += counts[e];
+      }
+  }
   for (double& fraction : f) fraction /= choices;
   S loss{};
   for (const S& value : reference::router_loss({.kind = kernels::RouterLoss::Kind::balance,
                         .score = c.score,
                         .tokens = kTokens,
                         .experts = kExperts,
-                        .segments = {1, kTokens, 0}},
+                        .segments = segments},
                                                logits_of(x, weight, c, world().rank(), micro_batch), f))
-    loss += value * (kCoefficient * kExperts / kTokens);
+    loss += value * (balance.coefficient * kExperts / kTokens);
   return loss;
+}
+
+template <class S>
+S sum_of_losses(const Vec<S>& x, const Vec<S>& weight, const Case& c, int micro_batch) {
+  S sum{};
+  for (const nn::Moe::BalanceLoss& balance : c.balance) sum += loss_of(x, weight, c, balance, micro_batch);
+  return sum;
 }
 
 void check_losses(const Case& c, const Result& got) {
@@ -177,25 +195,28 @@ void check_losses(const Case& c, const Result& got) {
   CAPTURE(c.score == kernels::RouterScore::sigmoid);
   const Vec<double> weight = doubles(router_weight());
   Vec<double> router_gradient(weight.size()), counts(kExperts);
-  double loss = 0;
+  Vec<double> losses(c.balance.size());
   for (int m = 0; m < kMicroBatches; ++m) {
     const Vec<double> x = doubles(tokens_of(world().rank(), m));
     const auto gradient = [&](const auto& of, auto&& value) { return reference::complex_step(of, value); };
     const Vec<double> dx = gradient(x, [&](const Vec<Complex>& z) {
-      return loss_of(z, Vec<Complex>(weight.begin(), weight.end()), c, m);
+      return sum_of_losses(z, Vec<Complex>(weight.begin(), weight.end()), c, m);
     });
     CHECK(testing::error(doubles(got.dx[static_cast<size_t>(m)]), dx) < 2e-5);
-    const Vec<double> dw = gradient(
-        weight, [&](const Vec<Complex>& z) { return loss_of(Vec<Complex>(x.begin(), x.end()), z, c, m); });
+    const Vec<double> dw = gradient(weight, [&](const Vec<Complex>& z) {
+      return sum_of_losses(Vec<Complex>(x.begin(), x.end()), z, c, m);
+    });
     const Vec<double> own = counts_of(c, world().rank(), m);
     for (size_t i = 0; i < dw.size(); ++i) router_gradient[i] += dw[i];
     for (size_t e = 0; e < own.size(); ++e) counts[e] += own[e];
-    loss += loss_of(x, weight, c, m);
+    for (size_t i = 0; i < losses.size(); ++i) losses[i] += loss_of(x, weight, c, c.balance[i], m);
   }
   CHECK(testing::error(doubles(got.router_gradient), router_gradient) < 2e-5);
-  // Each rank's own choices, and its part of the loss.
+  // Each rank's own choices, and its part of each loss.
   CHECK(Vec<double>(got.statistics.begin(), got.statistics.begin() + kExperts) == counts);
-  CHECK(static_cast<double>(got.statistics[kExperts]) == doctest::Approx(loss).epsilon(1e-5));
+  REQUIRE(got.statistics.size() == kExperts + losses.size() + 1);
+  for (size_t i = 0; i < losses.size(); ++i)
+    CHECK(static_cast<double>(got.statistics[kExperts + i]) == doctest::Approx(losses[i]).epsilon(1e-5));
 }
 
 }  // namespace
@@ -219,10 +240,22 @@ TEST_CASE_TEMPLATE("the load of all ranks and of the step's micro-batches so far
       }
 }
 
+TEST_CASE_TEMPLATE("losses over several scopes are added, and counted by themselves", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  for (Case c :
+       {Case{.balance = {{Scope::micro_batch, 0.25}, {Scope::sequence, 0.5}}},
+        Case{.balance = {{Scope::sequence, 0.5}, {Scope::global_batch, 0.1}, {Scope::micro_batch, 1}}}}) {
+    const Result plain = run(*device, c);
+    check_losses(c, plain);
+    c.recomputes = true;
+    CHECK((run(*device, c) == plain));
+  }
+}
+
 TEST_CASE_TEMPLATE("jitter changes the router's input in training and nothing in evaluation", D,
                    EVERY_DEVICE) {
   const auto device = D::make(1);
-  const Case plain{.balance = nn::Moe::Balance::none};
+  const Case plain{.balance = {}};
   Case noisy = plain;
   noisy.jitter = 0.3;
   CHECK(run(*device, plain).y != run(*device, noisy).y);

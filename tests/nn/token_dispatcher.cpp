@@ -99,7 +99,7 @@ nn::Moe::Options options_of(const Case& c, int64_t experts) {
   o.capacity_factor = c.capacity, o.pad_to_capacity = c.pads;
   if (c.overlaps) o.shared_ffn = kWidth;
   o.overlap_shared = c.overlaps;
-  if (c.balances) o.balance = nn::Moe::Balance::micro_batch, o.balance_coefficient = 0.1;
+  if (c.balances) o.balance = {{nn::Moe::BalanceLoss::Scope::micro_batch, 0.1}};
   o.init = o.output_init = {Init::Kind::normal, 0.5};
   return o;
 }

@@ -54,6 +54,16 @@ ParsedDefinition words(std::vector<std::string> given, std::optional<int64_t> tr
 
 }  // namespace
 
+TEST_CASE("a field of one value or more takes ranges, and lists of lists") {
+  const ParsedDefinition range = read("axes: {model.moe_aux_loss_coeff: {log: [1e-3, 1e-1], n: 3}}\n");
+  INFO(config::render(range.diagnostics, range.sources));
+  REQUIRE(range.ok());
+  CHECK(range.definition.axes[0].values == std::vector<std::string>{"0.001", "0.01", "0.1"});
+  const ParsedDefinition lists = read("axes: {model.moe_aux_loss_coeff: [[0.01, 0.001], 0.02]}\n");
+  REQUIRE(lists.ok());
+  CHECK(lists.definition.axes[0].values == std::vector<std::string>{"[0.01, 0.001]", "0.02"});
+}
+
 TEST_CASE("every key of a sweep file is read") {
   const ParsedDefinition reading = read(R"(set: [train.train_iters=20, dataset=mock]
 axes:

@@ -40,12 +40,14 @@ void experts() {
                                      {"moe_router_score_function", "sigmoid"},
                                      {"moe_router_pre_softmax", "true"},
                                      {"moe_router_topk_scaling_factor", "2.0"},
-                                     {"moe_aux_loss_coeff", "0.3"},
                                      {"moe_z_loss_coeff", "0.1"},
                                      {"moe_expert_capacity_factor", "0.5"},
                                      {"moe_shared_expert_intermediate_size", "24"}})
     changes((std::string("model.") + field).c_str(), value, on);
-  changes("model.moe_router_load_balancing_type", "seq_aux_loss", with(on, {"model.moe_aux_loss_coeff=0.3"}));
+  const Overrides two = with(on, {"model.moe_router_load_balancing_type=[aux_loss, seq_aux_loss]",
+                                  "model.moe_aux_loss_coeff=[0.3, 0.2]"});
+  changes("model.moe_router_load_balancing_type", "[aux_loss, global_aux_loss]", two);
+  changes("model.moe_aux_loss_coeff", "[0.3, 0.4]", two);
   changes("model.moe_pad_expert_input_to_capacity", "true",
           with(on, {"model.moe_expert_capacity_factor=2.0"}), View::memory);
   changes("model.moe_token_drop_policy", "position", with(on, {"model.moe_expert_capacity_factor=0.5"}));

@@ -216,7 +216,7 @@ const Run& single_rank(const std::string& recipe, const std::string& overrides, 
   std::string maths;
   for (const char* const part :
        {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4, FP16, SGD, OF_SEQUENCES,
-        IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, DROPS, kBatchOfEight, kLargeBatch})
+        TWO_LOSSES, IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, DROPS, kBatchOfEight, kLargeBatch})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
   if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);
@@ -589,8 +589,8 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 507, 85},
-                                                {"", "dist.tp=", 170, 38},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 509, 85},
+                                                {"", "dist.tp=", 171, 38},
                                                 {"", "dist.pp=", 159, 24},
                                                 {"", "dist.vpp=", 27, 7},
                                                 {"", ZB_H1, 24, 2},
@@ -604,8 +604,8 @@ TEST_CASE("the matrix is as large as it says") {
                                                 {"", "model.recompute_granularity=", 82, 5},
                                                 {"", "mixed_precision=", 70, 14},
                                                 {"", "mixed_precision.fp8=", 15, 4},
-                                                {"", " moe", 135, 22},
-                                                {"", "dispatcher_type=allgather", 48, 11},
+                                                {"", " moe", 137, 22},
+                                                {"", "dispatcher_type=allgather", 49, 11},
                                                 {"", "dispatcher_type=alltoall", 51, 6},
                                                 {"", " latent", 38, 5},
                                                 {"", "_mtp ", 37, 7},

@@ -46,6 +46,9 @@ struct Layout {
 // Losses of each sequence; routers with sigmoid scores and groups, or with a softmax over all experts;
 // biases, after which the probabilities weight the outputs.
 #define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
+#define TWO_LOSSES                                                \
+  "model.moe_router_load_balancing_type=[aux_loss,seq_aux_loss] " \
+  "model.moe_aux_loss_coeff=[0.02,0.3] "
 #define IN_GROUPS                            \
   "model.moe_router_score_function=sigmoid " \
   "model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
@@ -236,6 +239,8 @@ inline constexpr Layout kLayouts[] = {
     // Other losses, routers, schedules and optimizers.
     {2, false, "moe", "dist.tp=2 dist.sp=true dist.etp=1 " OF_SEQUENCES},
     {2, false, "moe", "dist.cp=2 " OF_SEQUENCES},
+    {2, false, "moe", "dist.tp=2 dist.sp=true dist.etp=1 " TWO_LOSSES},
+    {2, false, "moe_four", EP("2") TWO_LOSSES},
     {2, false, "moe", "dist.pp=2 " ZB_V},
     {2, false, "moe", SHARD "optim " STAND_IN OFFLOAD("2")},
     {2, false, "moe", FP16},

@@ -128,6 +128,10 @@ TEST_CASE("every layout reports the same loads and losses of the routers") {
 TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the losses summed over layers") {
   config::Config config = router_config();
   constexpr int kSteps = 6;
+  using config::RouterBalancing;
+  config.model.moe_router_load_balancing_type =
+      config::OneOrMore(std::vector{RouterBalancing::aux_loss, RouterBalancing::seq_aux_loss});
+  config.model.moe_aux_loss_coeff = config::OneOrMore(std::vector{kBalance, 5 * kBalance});
   config.train.train_iters = kSteps;
   config.logger.log_interval = 1;
   config.validation.eval_interval.reset();
@@ -150,14 +154,20 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
     REQUIRE(step < steps.size());
     const StepResult& result = steps[step++];
     CHECK(row["loss"].get<double>() == result.loss);
-    double balance = 0, z = 0, highest = 0;
+    double balance = 0, z = 0, highest = 0, parts[2] = {};
     for (const RouterResult& router : result.routers) {
       balance += router.balance_loss, z += router.z_loss;
+      REQUIRE(router.balance_losses.size() == 2);
+      for (size_t i = 0; i < 2; ++i) parts[i] += router.balance_losses[i].second;
       for (const double load : router.load) highest = std::max(highest, load * kExperts);
       CHECK(row["expert_load_layer_" + std::to_string(router.layer)].get<std::vector<double>>() ==
             router.load);
     }
     CHECK(row["balance_loss"].get<double>() == balance);
+    CHECK(row["aux_loss"].get<double>() == parts[0]);
+    CHECK(row["seq_aux_loss"].get<double>() == parts[1]);
+    // A micro-batch is one sequence: only the coefficients differ.
+    CHECK(parts[1] == doctest::Approx(5 * parts[0]).epsilon(1e-5));
     CHECK(row["z_loss"].get<double>() == z);
     CHECK(row["expert_max_load"].get<double>() == highest);
   }

@@ -90,7 +90,7 @@ class Converter {
       error("C0203", "`" + path + "` has no value", node,
             type.optional ? "write `null` to leave it unset"
             : type.kind == Type::Kind::text || type.kind == Type::Kind::path ? "write \"\" for an empty text"
-            : type.kind == Type::Kind::list                                  ? "write [] for an empty list"
+            : type.kind == Type::Kind::list && !type.one_or_more             ? "write [] for an empty list"
             : type.kind == Type::Kind::map || type.kind == Type::Kind::record
                 ? "write {} for an empty mapping"
                 : "it takes " + type_text(type, field_));
@@ -112,7 +112,7 @@ class Converter {
         return std::nullopt;
       }
       auto item = run(*type.element, node, path);
-      if (!item) return std::nullopt;
+      if (!item || type.one_or_more) return item;
       result.items.push_back(std::move(*item));
       return result;
     }
@@ -126,7 +126,8 @@ class Converter {
       }
       return std::nullopt;
     }
-    bool good = true;
+    bool good = !type.one_or_more || !node.items.empty();
+    if (!good) error("C0206", "`" + path + "` is an empty list", node, "it takes one value or more");
     for (size_t i = 0; i < node.items.size(); ++i) {
       auto item = run(*type.element, node.items[i], path + "[" + std::to_string(i) + "]");
       if (item)
@@ -137,7 +138,7 @@ class Converter {
     if (good && type.element->kind == Type::Kind::record && !type.element->record->id_field.empty())
       good = unique_ids(result, node, path, *type.element->record);
     if (!good) return std::nullopt;
-    return result;
+    return type.one_or_more && result.items.size() == 1 ? std::move(result.items[0]) : result;
   }
 
   bool unique_ids(const Value& list, const Node& node, const std::string& path, const RecordInfo& record) {
@@ -233,8 +234,9 @@ class Converter {
     std::vector<std::string> helps;
     // `0,001` was meant as 0.001, and `1,024` as 1024.
     TextProblem decimal;
-    if (!list && field_.type->kind == Type::Kind::real) real_from_text(node.text, field_, decimal);
-    if (!list && field_.type->kind == Type::Kind::integer) integer_from_text(node.text, field_.form, decimal);
+    const Type::Kind kind = (field_.type->one_or_more ? field_.type->element : field_.type)->kind;
+    if (kind == Type::Kind::real) real_from_text(node.text, field_, decimal);
+    if (kind == Type::Kind::integer) integer_from_text(node.text, field_.form, decimal);
     if (decimal.help.starts_with("write ")) helps.push_back(decimal.help);
     if (list) helps.push_back("use `[" + shown(node.text) + "]` for a list");
     if (on_command_line(node))

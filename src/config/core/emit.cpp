@@ -133,7 +133,8 @@ bool is_text(const Type& type) {
          type.kind == Type::Kind::enumeration || type.kind == Type::Kind::secret;
 }
 
-std::string yaml_scalar(const Type& type, const Value& value, bool flow, const EmitOptions& options) {
+std::string yaml_scalar(const Type& of_field, const Value& value, bool flow, const EmitOptions& options) {
+  const Type& type = of_field.type_for(value);
   if (value.is_null()) return "null";
   if (!is_text(type)) {
     const std::string text = scalar_text(type, value);
@@ -166,7 +167,8 @@ const Type& element_type(const Type& type, const std::string& key) {
 
 }  // namespace
 
-std::string scalar_text(const Type& type, const Value& value) {
+std::string scalar_text(const Type& of_field, const Value& value) {
+  const Type& type = of_field.type_for(value);
   switch (value.kind) {
     case Value::Kind::null:
       return "null";

@@ -111,6 +111,8 @@ struct Type {
   Kind kind = Kind::text;
   // Whether the value may be null.
   bool optional = false;
+  // A list (OneOrMore) whose only item is the value itself, without brackets.
+  bool one_or_more = false;
   // Names of the values of an enumeration.
   const EnumTable* names = nullptr;
   // Type of the elements of a list or map.
@@ -119,6 +121,11 @@ struct Type {
   const RecordInfo* record = nullptr;
   Value (*load)(const void* member) = nullptr;
   void (*store)(void* member, const Value& value) = nullptr;
+
+  // The type of `value`: with one_or_more, the element's unless there are several.
+  const Type& type_for(const Value& value) const {
+    return one_or_more && value.kind != Value::Kind::list ? *element : *this;
+  }
 };
 
 struct FieldInfo;
@@ -279,6 +286,12 @@ template <class T>
 struct IsVector<std::vector<T>> : std::true_type {
   using Inner = T;
 };
+template <class T>
+struct IsOneOrMore : std::false_type {};
+template <class T>
+struct IsOneOrMore<OneOrMore<T>> : std::true_type {
+  using Inner = T;
+};
 // A map that keeps the order in which it was written.
 template <class T>
 struct IsMap : std::false_type {};
@@ -398,10 +411,25 @@ Type make_type() {
       target.assign(value.items.size(), Inner{});
       for (size_t i = 0; i < target.size(); ++i) type_of<Inner>().store(&target[i], value.items[i]);
     };
+  } else if constexpr (IsOneOrMore<T>::value) {
+    using Inner = typename IsOneOrMore<T>::Inner;
+    type = type_of<std::vector<Inner>>();
+    type.one_or_more = true;
+    type.load = [](const void* member) {
+      Value list = type_of<std::vector<Inner>>().load(&static_cast<const T*>(member)->items);
+      return list.items.size() == 1 ? std::move(list.items[0]) : list;
+    };
+    type.store = [](void* member, const Value& value) {
+      auto& items = static_cast<T*>(member)->items;
+      if (value.kind == Value::Kind::list)
+        type_of<std::vector<Inner>>().store(&items, value);
+      else
+        items.resize(1), type_of<Inner>().store(&items[0], value);
+    };
   } else {
     static_assert(std::is_class_v<T>,
                   "a field is bool, int64_t, double, std::string, Path, Bytes, Duration, Secret, an enum "
-                  "with EnumNames, a struct with describe(), or optional/vector/map of these");
+                  "with EnumNames, a struct with describe(), or optional/vector/map/OneOrMore of these");
     type.kind = Type::Kind::record;
     type.record = &record_of<T>();
     type.load = [](const void* member) { return load_record(record_of<T>(), member); };
@@ -475,6 +503,7 @@ class Section {
     info.offset = static_cast<size_t>(reinterpret_cast<const char*>(location) -
                                       reinterpret_cast<const char*>(&prototype_));
     info.default_value = info.type->load(location);
+    info.scalar_ok = info.type->one_or_more;
     return Field(info);
   }
 

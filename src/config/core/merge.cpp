@@ -11,7 +11,8 @@
 
 namespace capstan::config {
 
-Node node_from_value(const Type& type, const Value& value) {
+Node node_from_value(const Type& of_field, const Value& value) {
+  const Type& type = of_field.type_for(value);
   Node node;
   switch (value.kind) {
     case Value::Kind::null:

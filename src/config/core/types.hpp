@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace capstan::config {
 
@@ -44,6 +46,17 @@ struct Secret {
   // Throws ErrorCode::not_found when the variable or the file is missing.
   std::string read() const;
   bool operator==(const Secret& other) const { return reference == other.reference; }
+};
+
+// One value or a list of several. One is written, stored and hashed without brackets, like a plain `T`.
+template <class T>
+struct OneOrMore {
+  OneOrMore() : items(1) {}
+  OneOrMore(T one) : items{std::move(one)} {}
+  explicit OneOrMore(std::vector<T> several) : items(std::move(several)) {}
+  // At least one.
+  std::vector<T> items;
+  bool operator==(const OneOrMore& other) const { return items == other.items; }
 };
 
 // Names of an enum's values. Specialize next to the enum:

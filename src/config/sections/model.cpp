@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
@@ -453,12 +455,14 @@ void expert_fields(Section<ModelConfig>& s) {
           [](const Config& c) { return has_experts(c) && c.model.moe_router_enable_expert_bias; })
       .used_when<Config>("`peft` is null", trains_all_layers);
   moe(s.field("moe_router_load_balancing_type", &M::moe_router_load_balancing_type))
-      .doc("load-balancing strategy of the router: one, not a list of several losses")
-      .unsupported("balancing by Sinkhorn iterations", [](const Value& v) { return v.text == "sinkhorn"; });
+      .doc("load balancing of the router: one kind, or a list of losses, which are added")
+      .unsupported("balancing by Sinkhorn iterations", [](const Value& v) {
+        return v.text == "sinkhorn" || std::ranges::count(v.items, "sinkhorn", &Value::text) > 0;
+      });
   moe(s.field("moe_aux_loss_coeff", &M::moe_aux_loss_coeff))
       .doc(
-          "coefficient of the load-balancing loss (1 at balanced load; mean over micro-batches); typical: "
-          "1e-2")
+          "coefficient of the load-balancing loss (1 at balanced load; mean over micro-batches), or one for "
+          "each; typical: 1e-2")
       .min(0);
   moe(s.field("moe_z_loss_coeff", &M::moe_z_loss_coeff))
       .doc("coefficient of the router z-loss, which penalizes large logits; typical: 1e-3; null: none")

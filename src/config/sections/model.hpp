@@ -292,8 +292,9 @@ struct ModelConfig {
   RouterDtype moe_router_dtype = RouterDtype::fp32;
   bool moe_router_enable_expert_bias = false;
   double moe_router_bias_update_rate = 1e-3;
-  RouterBalancing moe_router_load_balancing_type = RouterBalancing::aux_loss;
-  double moe_aux_loss_coeff = 0.0;
+  OneOrMore<RouterBalancing> moe_router_load_balancing_type = RouterBalancing::aux_loss;
+  // One for each of moe_router_load_balancing_type.
+  OneOrMore<double> moe_aux_loss_coeff = 0.0;
   std::optional<double> moe_z_loss_coeff;
   std::optional<double> moe_input_jitter_eps;
   std::optional<double> moe_expert_capacity_factor;

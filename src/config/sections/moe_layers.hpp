@@ -1,6 +1,7 @@
-// Which layers of a model are mixture-of-experts layers.
+// Which layers of a model are mixture-of-experts layers, and the losses that balance the load of experts.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -35,6 +36,26 @@ inline std::vector<int64_t> router_layers(const ModelConfig& model) {
 
 inline bool every_layer_has_experts(const ModelConfig& model) {
   return std::ssize(moe_layers(model)) == model.num_layers;
+}
+
+inline bool has_aux_loss(RouterBalancing type) {
+  return type == RouterBalancing::aux_loss || type == RouterBalancing::seq_aux_loss ||
+         type == RouterBalancing::global_aux_loss;
+}
+
+// The load-balancing losses with a coefficient above 0.
+struct BalanceLoss {
+  RouterBalancing type;
+  double coefficient;
+};
+inline std::vector<BalanceLoss> balance_losses(const ModelConfig& model) {
+  std::vector<BalanceLoss> losses;
+  if (!model.num_moe_experts) return losses;
+  const auto& types = model.moe_router_load_balancing_type.items;
+  const auto& coefficients = model.moe_aux_loss_coeff.items;
+  for (size_t i = 0; i < std::min(types.size(), coefficients.size()); ++i)
+    if (has_aux_loss(types[i]) && coefficients[i] > 0) losses.push_back({types[i], coefficients[i]});
+  return losses;
 }
 
 }  // namespace capstan::config

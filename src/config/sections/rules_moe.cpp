@@ -1,4 +1,6 @@
 // Mixture of experts: routing, capacity, and the layout of the experts over the ranks.
+#include <algorithm>
+
 #include "config/sections/conditions.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/rule_tools.hpp"
@@ -167,11 +169,15 @@ RULE("R0710", expert_groups_fit,
         .help("set it to at most " + to_text(all / groups));
 }
 
+bool balances_by(const Config& c, RouterBalancing type) {
+  return std::ranges::count(c.model.moe_router_load_balancing_type.items, type) > 0;
+}
+
 RULE("R0711", capacity_excludes_sinkhorn,
      "moe_expert_capacity_factor and sinkhorn load balancing exclude each other",
      "model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type") {
-  const auto type = c.model.moe_router_load_balancing_type;
-  if (!has_experts(c) || !c.model.moe_expert_capacity_factor || type != RouterBalancing::sinkhorn) return;
+  if (!has_experts(c) || !c.model.moe_expert_capacity_factor || !balances_by(c, RouterBalancing::sinkhorn))
+    return;
   report.error("`model.moe_expert_capacity_factor` excludes `model.moe_router_load_balancing_type` sinkhorn")
       .help("legal types with a capacity: aux_loss, seq_aux_loss, global_aux_loss, none");
 }
@@ -218,31 +224,60 @@ RULE("R0722", fp64_router_needs_cpu, "a router in fp64 is trained on the CPU onl
       .help("set train.device=cpu, or model.moe_router_dtype=fp32");
 }
 
-bool has_aux_loss(RouterBalancing type) {
-  return type == RouterBalancing::aux_loss || type == RouterBalancing::seq_aux_loss ||
-         type == RouterBalancing::global_aux_loss;
-}
-
 RULE("R0715", aux_loss_needs_coefficient, "an auxiliary load-balancing loss needs moe_aux_loss_coeff above 0",
      "model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type") {
-  const auto type = c.model.moe_router_load_balancing_type;
-  if (has_experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
-    report
-        .warning("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
-                 " has no effect with `model.moe_aux_loss_coeff` 0")
-        .help("for example, set model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
+  const auto& types = c.model.moe_router_load_balancing_type.items;
+  const auto& coefficients = c.model.moe_aux_loss_coeff.items;
+  if (!has_experts(c) || types.size() != coefficients.size()) return;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (has_aux_loss(types[i]) && coefficients[i] == 0)
+      report
+          .warning("`model.moe_router_load_balancing_type` " + std::string(enum_name(types[i])) +
+                   " has no effect with `model.moe_aux_loss_coeff` 0")
+          .help(types.size() > 1 ? "for example, set its coefficient to 0.01, or leave it out of both lists"
+                                 : "for example, set model.moe_aux_loss_coeff=0.01, or "
+                                   "model.moe_router_load_balancing_type=none");
 }
 
 RULE("R0718", aux_coefficient_needs_loss,
      "moe_aux_loss_coeff needs a load balancing type with an auxiliary loss", "model.moe_aux_loss_coeff",
      "model.moe_router_load_balancing_type") {
-  const auto type = c.model.moe_router_load_balancing_type;
-  if (has_experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
+  const RouterBalancing type = c.model.moe_router_load_balancing_type.items[0];
+  const double coefficient = c.model.moe_aux_loss_coeff.items[0];
+  // balancing_losses_combine reports those in lists.
+  const bool single = c.model.moe_router_load_balancing_type.items.size() == 1;
+  if (has_experts(c) && single && !has_aux_loss(type) && coefficient > 0)
     report
-        .error("`model.moe_aux_loss_coeff` " + to_text(c.model.moe_aux_loss_coeff) +
+        .error("`model.moe_aux_loss_coeff` " + to_text(coefficient) +
                " weighs a loss that `model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
                " does not have")
         .help("set model.moe_router_load_balancing_type=aux_loss, or model.moe_aux_loss_coeff=0");
+}
+
+RULE("R0723", balancing_losses_combine,
+     "a list of load balancing types has different auxiliary losses, with one coefficient for each",
+     "model.moe_router_load_balancing_type", "model.moe_aux_loss_coeff") {
+  if (!has_experts(c)) return;
+  const auto& types = c.model.moe_router_load_balancing_type.items;
+  for (auto type = types.begin(); types.size() > 1 && type != types.end(); ++type) {
+    const std::string name(enum_name(*type));
+    if (!has_aux_loss(*type))
+      report.error("`model.moe_router_load_balancing_type` combines " + name + " with other types")
+          .help("leave it out: only aux_loss, seq_aux_loss and global_aux_loss can be combined");
+    else if (std::find(types.begin(), type, *type) != type)
+      report.error("`model.moe_router_load_balancing_type` names " + name + " twice")
+          .help("leave one of them out, and add their coefficients");
+  }
+  const size_t coefficients = c.model.moe_aux_loss_coeff.items.size();
+  if (coefficients == types.size()) return;
+  std::string example = "0.01";
+  for (size_t i = 1; i < types.size(); ++i) example += ", 0.01";
+  report
+      .error("`model.moe_aux_loss_coeff` has " + counted(static_cast<int64_t>(coefficients), "value") +
+             " for " + counted(static_cast<int64_t>(types.size()), "load balancing type"))
+      .help("give one coefficient for each type, in the same order: for example, model.moe_aux_loss_coeff=" +
+            (types.size() > 1 ? "[" + example + "]" : example))
+      .at("model.moe_aux_loss_coeff");
 }
 
 RULE("R0716", some_layer_has_experts, "at least one layer of a model with experts has experts",

@@ -170,6 +170,7 @@ std::vector<OrderedJson> forms(const Type& type, const FieldInfo& field) {
     case Type::Kind::list: {
       std::vector<OrderedJson> out = {type_schema("array")};
       out[0]["items"] = item_schema(*type.element, field);
+      if (type.one_or_more) out[0]["minItems"] = 1;
       if (field.scalar_ok)
         for (auto& form : forms(*type.element, field)) out.push_back(std::move(form));
       return out;

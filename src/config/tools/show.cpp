@@ -58,7 +58,7 @@ std::string written_comment(const FieldInfo& field, const Value& value, const Or
   if (origin.written.empty() || origin.written.size() > 60 || value.kind == Value::Kind::text) return {};
   const std::string text = scalar_text(*field.type, value);
   if (origin.written == text || value.kind == Value::Kind::boolean || value.is_null()) return {};
-  if (value.kind == Value::Kind::real && field.type->kind == Type::Kind::real &&
+  if (value.kind == Value::Kind::real && field.type->type_for(value).kind == Type::Kind::real &&
       parse_double(origin.written) == value.real)
     return {};
   return "  # " + one_line(origin.written);

@@ -122,7 +122,7 @@ void write_deepseek_experts(const config::ModelConfig& m, OrderedJson& j) {
   j["routed_scaling_factor"] = m.moe_router_topk_scaling_factor.value_or(1);
   j["n_group"] = m.moe_router_num_groups.value_or(1);
   j["topk_group"] = m.moe_router_group_topk.value_or(1);
-  j["aux_loss_alpha"] = m.moe_aux_loss_coeff;
+  j["aux_loss_alpha"] = balance_coefficient(m);
   j["seq_aux"] = m.moe_router_load_balancing_type == config::RouterBalancing::seq_aux_loss;
   j["output_router_logits"] = false;
 }

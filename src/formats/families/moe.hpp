@@ -1,6 +1,8 @@
 // Shared by the families with experts. Included only by .cpp files.
 #pragma once
 
+#include <numeric>
+
 #include "base/text.hpp"
 #include "formats/family.hpp"
 
@@ -14,10 +16,15 @@ inline void read_topk(ConfigJson& c, config::ModelConfig& m, std::optional<int64
 }
 inline void read_balance_coefficient(ConfigJson& c, config::ModelConfig& m, const char* key,
                                      double otherwise) {
-  m.moe_aux_loss_coeff = c.number(key, otherwise);
-  if (m.moe_aux_loss_coeff < 0)
-    c.refuse("`" + std::string(key) + "` is " + to_text(m.moe_aux_loss_coeff) + ", below 0");
-  if (m.moe_aux_loss_coeff == 0) m.moe_router_load_balancing_type = config::RouterBalancing::none;
+  const double coefficient = c.number(key, otherwise);
+  if (coefficient < 0) c.refuse("`" + std::string(key) + "` is " + to_text(coefficient) + ", below 0");
+  m.moe_aux_loss_coeff = coefficient;
+  if (coefficient == 0) m.moe_router_load_balancing_type = config::RouterBalancing::none;
+}
+// The coefficient of Transformers' one loss: the sum of those of several, which are all 1 at balanced load.
+inline double balance_coefficient(const config::ModelConfig& m) {
+  const std::vector<double>& all = m.moe_aux_loss_coeff.items;
+  return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 // Number of experts, top-k, and the coefficient of the load-balancing loss: the same number, although
@@ -38,7 +45,7 @@ inline void write_experts(const config::ModelConfig& m, OrderedJson& j, const ch
   if (!m.num_moe_experts) return;
   j[experts] = *m.num_moe_experts;
   j["num_experts_per_tok"] = m.moe_router_topk;
-  j["router_aux_loss_coef"] = m.moe_aux_loss_coeff;
+  j["router_aux_loss_coef"] = balance_coefficient(m);
   j["output_router_logits"] = false;
 }
 

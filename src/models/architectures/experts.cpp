@@ -24,6 +24,13 @@ ops::RouterOptions router_of(const ModelConfig& c) {
   return router;
 }
 
+nn::Moe::BalanceLoss::Scope scope_of(config::RouterBalancing type) {
+  using Scope = nn::Moe::BalanceLoss::Scope;
+  return type == config::RouterBalancing::aux_loss       ? Scope::micro_batch
+         : type == config::RouterBalancing::seq_aux_loss ? Scope::sequence
+                                                         : Scope::global_batch;
+}
+
 nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense) {
   nn::Moe::Options o;
   o.hidden = dense.hidden;
@@ -34,14 +41,9 @@ nn::Moe::Options moe_options(const ModelConfig& c, const nn::Mlp::Options& dense
   o.router = router_of(c);
   o.router_in_fp64 = c.moe_router_dtype == config::RouterDtype::fp64;
   o.expert_bias = c.moe_router_enable_expert_bias;
-  if (c.moe_router_load_balancing_type == config::RouterBalancing::aux_loss)
-    o.balance = nn::Moe::Balance::micro_batch;
-  if (c.moe_router_load_balancing_type == config::RouterBalancing::seq_aux_loss)
-    o.balance = nn::Moe::Balance::sequence;
-  if (c.moe_router_load_balancing_type == config::RouterBalancing::global_aux_loss)
-    o.balance = nn::Moe::Balance::global_batch;
+  for (const auto& [type, coefficient] : config::balance_losses(c))
+    o.balance.push_back({scope_of(type), coefficient});
   o.input_jitter = c.moe_input_jitter_eps.value_or(0);
-  o.balance_coefficient = c.moe_aux_loss_coeff;
   o.z_coefficient = c.moe_z_loss_coeff.value_or(0);
   if (c.moe_token_dispatcher_type == config::TokenDispatcher::allgather)
     o.dispatcher = nn::TokenDispatcher::Kind::allgather;

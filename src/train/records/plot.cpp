@@ -27,6 +27,7 @@ struct Chart {
 };
 constexpr std::array kCharts{
     Chart{"loss", "Loss", 1, false, true, true},
+    Chart{"mtp_loss", "Losses of multi-token prediction", 1, false, true, false},
     Chart{"grad_norm", "Gradient norm", 1, true, true, false},
     Chart{"learning_rate", "Learning rate", 1, false, false, false},
     Chart{"tokens_per_second", "Tokens per second", 1, false, true, false},
@@ -48,6 +49,17 @@ void add_expert_loads(const ReadRow& row, double step, std::map<std::string, std
           {step, *std::max_element(load.begin(), load.end()) * static_cast<double>(load.size())});
 }
 
+// The curves of the losses of multi-token prediction, by depth, and of each of several load-balancing losses.
+void add_parts_of_losses(const ReadRow& row, double step, std::map<std::string, std::vector<Point>>& curves) {
+  constexpr std::string_view mtp = "mtp_", loss = "_loss", balance = "aux_loss";
+  for (const auto& [name, value] : row.numbers)
+    if (name.starts_with(mtp) && name.ends_with(loss))
+      curves["mtp_loss depth " + name.substr(mtp.size(), name.size() - mtp.size() - loss.size())].push_back(
+          {step, value});
+    else if (name.ends_with(balance))
+      curves["balance_loss " + name].push_back({step, value});
+}
+
 // One run as an object for page/runs.js.
 std::string run_json(const std::filesystem::path& path, size_t most) {
   const RunSummary run = summarize(path);
@@ -66,6 +78,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
         curves[chart.key].push_back({x, value * chart.scale});
       }
       add_expert_loads(row, x, curves);
+      add_parts_of_losses(row, x, curves);
     });
   const OrderedJson object = {{"name", path.string()},
                               {"recipe", run.recipe},

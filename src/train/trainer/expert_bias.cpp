@@ -16,6 +16,7 @@ ExpertBiases::ExpertBiases(const config::Config& config, const models::Model& mo
   experts_ = *m.num_moe_experts;
   rate_ = static_cast<float>(m.moe_router_bias_update_rate);
   const std::vector<int64_t> layers = config::router_layers(m);
+  rows_ = std::ssize(layers);
   for (const auto& parameter : model.parameters()) {
     if (!parameter->spec().buffer) continue;
     const auto layer = std::find(layers.begin(), layers.end(), parameter->spec().layer);
@@ -27,11 +28,11 @@ ExpertBiases::ExpertBiases(const config::Config& config, const models::Model& mo
 
 void ExpertBiases::update(const Tensor& router_sums, const Tensor& control) {
   Device& device = store_.device();
+  const int64_t width = layers_.empty() ? 0 : router_sums.elements() / rows_;
   for (const LayerBias& layer : layers_) {
     const ParamPin bias(store_, layer.bias);
     launch(device, device.table().router->update_bias,
-           router_sums.flat_range(layer.row * (experts_ + 2), experts_, {experts_}), experts_, rate_, control,
-           *bias);
+           router_sums.flat_range(layer.row * width, experts_, {experts_}), experts_, rate_, control, *bias);
   }
 }
 

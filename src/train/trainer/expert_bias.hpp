@@ -30,6 +30,8 @@ class ExpertBiases {
   };
   parallel::FlatStore& store_;
   std::vector<LayerBias> layers_;
+  // Rows of the router's sums, those of other ranks' layers too.
+  int64_t rows_ = 0;
   int64_t experts_ = 0;
   float rate_ = 0;
 };

@@ -37,10 +37,12 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
              (config.peft && config.peft->dropout > 0) ||
              (config.model.num_moe_experts && config.model.moe_input_jitter_eps);
   hidden_dtype_ = compute_type(config.mixed_precision);
-  if (const auto layers = config::router_layers(config.model); !layers.empty())
+  if (const auto layers = config::router_layers(config.model); !layers.empty()) {
+    const auto losses = config::balance_losses(config.model);
     router_statistics_ = std::make_unique<nn::RouterStatistics>(
-        device, layers, *config.model.num_moe_experts,
-        config.model.moe_router_load_balancing_type == config::RouterBalancing::global_aux_loss);
+        device, layers, *config.model.num_moe_experts, std::ssize(losses),
+        std::ranges::count(losses, config::RouterBalancing::global_aux_loss, &config::BalanceLoss::type) > 0);
+  }
   CategoryScope scope(MemoryCategory::workspace);
   one_ = Tensor::from_host<float>(device, {1}, std::vector<float>{1.0f});
 }

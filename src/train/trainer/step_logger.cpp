@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
@@ -39,13 +40,25 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
 // The greatest load of all layers, and sums over the layers of the losses: plain means over the
 // micro-batches, whereas training weights each micro-batch with its loss tokens.
 struct RouterSummary {
-  double max_load = 0, balance_loss = 0, z_loss = 0;
+  double max_load = 0;
+  // By the names in metrics.jsonl; those that are 0 are left out.
+  std::vector<std::pair<std::string, double>> losses;
   explicit RouterSummary(const StepResult& result) {
+    std::map<config::RouterBalancing, double> balance_losses;
+    double balance_loss = 0, z_loss = 0;
     for (const RouterResult& router : result.routers) {
       max_load = std::max(max_load, router.max_load());
+      for (const auto& [type, loss] : router.balance_losses) balance_losses[type] += loss;
       balance_loss += router.balance_loss;
       z_loss += router.z_loss;
     }
+    const auto add = [&](std::string_view name, double loss) {
+      if (loss != 0) losses.emplace_back(name, loss);
+    };
+    add("balance_loss", balance_loss);
+    if (balance_losses.size() > 1)
+      for (const auto& [type, loss] : balance_losses) add(enum_name(type), loss);
+    add("z_loss", z_loss);
   }
 };
 
@@ -53,8 +66,7 @@ void add_routers(records::MetricsRow& row, const StepResult& result) {
   if (result.routers.empty()) return;
   const RouterSummary summary(result);
   row.number("expert_max_load", summary.max_load);
-  if (summary.balance_loss != 0) row.number("balance_loss", summary.balance_loss);
-  if (summary.z_loss != 0) row.number("z_loss", summary.z_loss);
+  for (const auto& [name, loss] : summary.losses) row.number(name, loss);
   for (const RouterResult& router : result.routers)
     row.numbers("expert_load_layer_" + std::to_string(router.layer), router.load);
 }
@@ -316,8 +328,7 @@ void StepLogger::write_step_events(const StepResult& result) {
     scalars.push_back({"train/expert_max_load", summary.max_load});
     for (const RouterResult& router : result.routers)
       scalars.push_back({"train/expert_max_load_layer_" + std::to_string(router.layer), router.max_load()});
-    if (summary.balance_loss != 0) scalars.push_back({"train/balance_loss", summary.balance_loss});
-    if (summary.z_loss != 0) scalars.push_back({"train/z_loss", summary.z_loss});
+    for (const auto& [name, loss] : summary.losses) scalars.push_back({"train/" + name, loss});
   }
   for (size_t i = 0; i < result.mtp_losses.size(); ++i)
     scalars.push_back({"train/" + models::mtp_loss_name(i + 1), result.mtp_losses[i]});

@@ -123,6 +123,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) try 
 std::vector<RouterResult> StepRunner::router_results() const {
   std::vector<RouterResult> results;
   const auto batches = static_cast<double>(micro_batches() * mesh_.size(comm::Axis::dp));
+  const std::vector<config::BalanceLoss> losses = config::balance_losses(config_.model);
   auto value = totals_->router_values().begin();
   for (const int64_t layer : config::router_layers(config_.model)) {
     RouterResult& result = results.emplace_back();
@@ -131,7 +132,10 @@ std::vector<RouterResult> StepRunner::router_results() const {
     value += *config_.model.num_moe_experts;
     const double sum = std::accumulate(result.load.begin(), result.load.end(), 0.0);
     for (double& load : result.load) load = sum > 0 ? load / sum : 0;
-    result.balance_loss = *value++ / batches;
+    for (const config::BalanceLoss& loss : losses) {
+      result.balance_losses.emplace_back(loss.type, *value++ / batches);
+      result.balance_loss += result.balance_losses.back().second;
+    }
     result.z_loss = *value++ / batches;
   }
   return results;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/mesh.hpp"
@@ -31,7 +32,8 @@ struct RouterResult {
   int64_t layer = 0;
   // The fraction of the choices that fell on each expert.
   std::vector<double> load;
-  // Means over the micro-batches, times their coefficients.
+  // Means over the micro-batches, times their coefficients; balance_loss: their sum.
+  std::vector<std::pair<config::RouterBalancing, double>> balance_losses;
   double balance_loss = 0, z_loss = 0;
   // The load of the expert with most tokens, relative to an equal load.
   double max_load() const {
