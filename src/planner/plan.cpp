@@ -166,7 +166,7 @@ void set_warnings(Plan& plan) {
         "all tokens");
   if (s.experts)
     plan.warnings.push_back(
-        "published steps with experts took 1.4 times as long as the formula says (median); the load of "
+        "published steps with experts took 1.3 times as long as the formula says (median); the load of "
         "experts is taken as balanced");
   if (s.format == GemmFormat::fp4)
     plan.warnings.push_back("published steps in FP4 took up to half as long again as the formula says");
