@@ -97,7 +97,7 @@ Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
   const auto dispatch = dispatcher_->start(tape, x, route(tape, x, context), dropout_rows(context));
   Var shared;
   if (shared_ && options_.overlap_shared) shared = run_shared_expert(tape, x, context);
-  const Var y = dispatch->combine(tape, run_experts(tape, dispatch->receive(tape), context));
+  Var y = dispatch->combine(tape, run_experts(tape, dispatch->receive(tape), context));
   if (!shared_) return y;
   if (!options_.overlap_shared) shared = run_shared_expert(tape, x, context);
   return ops::add(tape, shared, y);
@@ -178,7 +178,8 @@ std::vector<Var> Moe::balance_losses(Tape& tape, const Var& logits, const Tensor
     chosen = ops::choose_experts(tape, logits.value, unlimited);
   };
   std::vector<Var> losses;
-  for (const auto& [scope, coefficient] : options_.balance) {
+  for (const BalanceLoss& loss : options_.balance) {
+    const Scope scope = loss.scope;
     const kernels::TokenSegments segments =
         scope == Scope::sequence ? kernels::TokenSegments{context.batch, context.seq, first_row}
                                  : ops::one_segment(rows);
@@ -189,8 +190,8 @@ std::vector<Var> Moe::balance_losses(Tape& tape, const Var& logits, const Tensor
     });
     const double factor =
         scope == Scope::global_batch
-            ? coefficient * static_cast<double>(options_.experts) / static_cast<double>(tokens)
-            : ops::balance_factor(coefficient, options_.experts, options_.router.topk,
+            ? loss.coefficient * static_cast<double>(options_.experts) / static_cast<double>(tokens)
+            : ops::balance_factor(loss.coefficient, options_.experts, options_.router.topk,
                                   tokens / segments.count, segments.count);
     losses.push_back(ops::balance_loss(tape, logits, counts, options_.router.score, segments, factor));
   }

@@ -134,8 +134,8 @@ class Enumeration {
     const auto usable = static_cast<double>(cluster_.usable_memory.value);
     if (!fits_memory(s, cluster_, bytes - memory_error(s, usable), memory.host)) return;
     fitting += bytes <= usable ? 1 : 0;
-    Scored& one = scored.emplace_back(s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes);
-    one.shape.stages = {}, one.shape.stage_ranks = {};
+    scored.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
+    scored.back().shape.stages = {}, scored.back().shape.stage_ranks = {};
   }
 
   const RunShape& base_;
