@@ -22,8 +22,8 @@ constexpr int64_t kTile = int64_t{2} * kThreads * kEach;
 static_assert(kTile % kMomentBlock == 0);
 // Blocks of an update: several for each multiprocessor of the largest GPUs.
 constexpr int64_t kUpdateBlocks = looping_blocks(1024);
-// Blocks of a sum, and their most. Each writes a partial result, so the number determines the order of
-// summation.
+// Blocks of a sum on this device, and those for which every device's workspace has room, as estimates for a
+// GPU without one take it. Each writes a partial result, so the number determines the order of summation.
 constexpr int64_t kMostSumBlocks = 256, kSumBlocks = looping_blocks(kMostSumBlocks);
 
 // ---- tiles

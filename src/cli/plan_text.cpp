@@ -70,7 +70,7 @@ std::string fit_text(const Plan& plan) {
 // Of runs that offload, or that the host does not fit.
 std::string host_text(const Plan& plan) {
   const auto& limit = plan.cluster.host_memory;
-  const bool exceeds = limit && plan.host_bytes > static_cast<double>(limit->value);
+  const bool exceeds = planner::exceeds_host(plan.cluster, plan.host_bytes);
   if (!exceeds && plan.shape.offloaded_layers == 0 && plan.shape.offloaded_state == 0) return "";
   const std::string most = limit ? " of " + human_bytes(static_cast<double>(limit->value))
                                  : ", not limited: cluster " + plan.cluster.name + " has no `host_memory`";
@@ -266,7 +266,7 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
                      " layouts, of which " + with_separators(result.fitting) + " fit by formula\n";
   if (result.layouts.empty()) return text + "none of them is a legal recipe that fits\n";
   Table table;
-  const bool experts = !result.layouts.empty() && result.layouts.front().shape.experts;
+  const bool experts = result.layouts.front().shape.experts.has_value();
   std::vector<std::string> head{"", "tp", "pp", "vpp", "cp"};
   if (experts) head.insert(head.end(), {"ep", "etp"});
   head.insert(head.end(), {"dp", "schedule", "sharding", "micro-batch", "recompute", "step", "MFU", "memory",

@@ -1,9 +1,10 @@
 #include "planner/memory.hpp"
 
 #include <algorithm>
-#include <cmath>
 
+#include "kernels/table.hpp"
 #include "planner/counts.hpp"
+#include "train/setup/device.hpp"
 
 namespace capstan::planner {
 
@@ -104,21 +105,21 @@ double layer_activations(const RunShape& s, bool expert_layer) {
 
 double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
   if (s.frozen_base) return 0;
-  const double bytes = s.activation_bytes, h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
-  const bool low = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4;
-  const double input = low ? 1 : bytes, output = low ? 1 : bytes;
+  const double h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
+  // Of inputs and of gradients of outputs.
+  const double element = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : s.activation_bytes;
   // Of all tokens, which sequence parallelism has gathered for the GEMM; divided by it; and divided by tensor
   // parallelism.
   double gathered = 0, sequence = 0, tensor = 0;
-  const auto column = [&](double from, double to) { gathered += input * from, tensor += output * to; };
-  const auto row = [&](double from, double to) { tensor += input * from, gathered += output * to; };
+  const auto column = [&](double from, double to) { gathered += element * from, tensor += element * to; };
+  const auto row = [&](double from, double to) { tensor += element * from, gathered += element * to; };
   const double query = real(s.query_width());
   if (s.latent) {
     const LatentShape& l = *s.latent;
     const double heads = real(s.heads), query_in = heads * real(l.nope_dim + l.rope_dim);
-    if (l.q_rank > 0) sequence += input * h + output * real(l.q_rank);
+    if (l.q_rank > 0) sequence += element * (h + real(l.q_rank));
     column(l.q_rank > 0 ? real(l.q_rank) : h, query_in);
-    sequence += input * h + output * real(l.kv_rank + l.rope_dim);
+    sequence += element * (h + real(l.kv_rank + l.rope_dim));
     column(real(l.kv_rank), heads * real(l.nope_dim + l.v_dim));
     row(heads * real(l.v_dim), h);
   } else {
@@ -135,8 +136,8 @@ double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
   } else {
     const ExpertShape& e = *s.experts;
     // Rows of an expert, and gradients of its outputs, are gathered over the ranks that share it.
-    const double rows = (input + output) * h * real(s.etp);
-    sequence += real(e.topk) * (rows + (input + output * widths) * real(e.ffn));
+    const double rows = 2 * h * real(s.etp);
+    sequence += real(e.topk) * element * (rows + (1 + widths) * real(e.ffn));
     if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
   }
   return tokens * (gathered + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
@@ -273,13 +274,12 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   return m;
 }
 
-// Rows of a micro-batch whose logits exist at a time: chunk_rows() of kernels/cuda/cross_entropy.cu.
+// Rows of a micro-batch whose logits exist at a time.
 double logit_rows(const RunShape& s) {
   if (!s.chunked_logits) return s.tokens();
-  const double columns = real(s.vocab) / real(s.tp);
-  const double wanted = std::clamp(real(1 << 30) / (4 * columns), 1024.0, 8192.0);
-  const double chunks = std::ceil(s.tokens() / (s.activation_bytes < 4 ? 1.5 * wanted : wanted));
-  return s.tokens() / chunks;
+  static const auto& kernel = *train::backend_of(config::DeviceKind::cuda).table().cross_entropy;
+  const DType compute = s.activation_bytes < 4 ? DType::bf16 : DType::f32;
+  return real(kernel.chunk_rows(static_cast<int64_t>(s.tokens()), s.vocab / s.tp, compute, true));
 }
 
 }  // namespace

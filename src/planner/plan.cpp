@@ -126,10 +126,6 @@ std::string limit_text(const TimePart& part, const RunShape& s) {
   return "what the parts do not explain (assumed)";
 }
 
-bool exceeds_host(const Cluster& cluster, double node_bytes) {
-  return cluster.host_memory && node_bytes > static_cast<double>(cluster.host_memory->value);
-}
-
 void set_limits(Plan& plan) {
   const RankMemory& memory = plan.memory[plan.fullest];
   if (memory.total() > static_cast<double>(plan.cluster.usable_memory.value))
@@ -166,8 +162,7 @@ void set_warnings(Plan& plan) {
         "all tokens");
   if (s.experts)
     plan.warnings.push_back(
-        "published steps with experts took 1.3 times as long as the formula says (median); the load of "
-        "experts is taken as balanced");
+        "times of experts are not tested against published runs; the load of experts is taken as balanced");
   if (s.format == GemmFormat::fp4)
     plan.warnings.push_back("published steps in FP4 took up to half as long again as the formula says");
   if (c.calibration != Calibration::measured)
@@ -217,6 +212,10 @@ RankMemory fullest_by_formula(const RunShape& shape) {
 
 int64_t ranks_of_node(const RunShape& shape, const Cluster& cluster) {
   return std::min(shape.gpus(), cluster.gpus_per_node);
+}
+
+bool exceeds_host(const Cluster& cluster, double node_bytes) {
+  return cluster.host_memory && node_bytes > static_cast<double>(cluster.host_memory->value);
 }
 
 bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes) {

@@ -62,6 +62,8 @@ Plan make_plan(const config::Config& config, const Cluster& cluster,
 
 // Whether bytes of a rank fit its GPU, and those of the host, for one rank, the host of a node.
 bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes);
+// Whether the bytes of all ranks of a node are more than its host has; false where that is not known.
+bool exceeds_host(const Cluster& cluster, double node_bytes);
 // Ranks that share a host.
 int64_t ranks_of_node(const RunShape& shape, const Cluster& cluster);
 

@@ -186,13 +186,13 @@ class LayoutList {
                     [&](const Layout& other) { return other.overrides == layout.overrides; }))
       return Outcome::known;
     layout.shape = run_shape(*config);
-    layout.bytes = fullest_by_formula(layout.shape).total();
+    const RankMemory memory = fullest_by_formula(layout.shape);
+    layout.bytes = memory.total();
     const auto usable = static_cast<double>(cluster_.usable_memory.value);
     double error = memory_error(layout.shape, usable);
     if (const auto exact = exact_fullest(*config, cluster_, passes))
       layout.bytes = exact->total(), layout.exact = true, error = 0;
-    const double host = fullest_by_formula(layout.shape).host;
-    if (!fits_memory(layout.shape, cluster_, layout.bytes + error, host)) return Outcome::too_large;
+    if (!fits_memory(layout.shape, cluster_, layout.bytes + error, memory.host)) return Outcome::too_large;
     layout.time = step_time(layout.shape, cluster_);
     layouts.push_back(std::move(layout));
     return Outcome::listed;

@@ -121,6 +121,7 @@ TEST_CASE("published steps on one node are predicted after one row of each GPU a
       cluster.name += "-96gb", cluster.memory_bandwidth = 2400;
     const double ratio = step_time(shape_with_overlaps(row), cluster).seconds / measured_seconds(row);
     before += std::abs(ratio - 1);
+    MESSAGE(row.text("source"), ", ", cluster.name, ", without calibration: ", 100 * (ratio - 1), " %");
     const auto [factor, first] = factors.emplace(cluster.name + " " + row.text("precision"), ratio);
     if (first) {
       ++calibrations;
@@ -148,6 +149,7 @@ TEST_CASE("published steps with context parallelism are predicted after one row"
     RunShape shape = shape_of(row, true);
     shape.sharding = config::ShardingStrategy::optim;
     const double ratio = step_time(shape, cluster).seconds / measured_seconds(row);
+    MESSAGE(row.text("source"), ", without calibration: ", 100 * (ratio - 1), " %");
     if (factor == 0) {
       factor = ratio;
       continue;
