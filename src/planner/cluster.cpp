@@ -138,6 +138,10 @@ static void describe(config::Section<Cluster>& s) {
       .doc("the same in fp4; default gemm_efficiency")
       .fraction()
       .above(0);
+  s.field("grouped_gemm_efficiency", &Cluster::grouped_gemm_efficiency)
+      .doc("rate of the grouped GEMMs of experts, as a fraction of that of one GEMM with the same tiles")
+      .fraction()
+      .above(0);
   s.field("attention_forward_efficiency", &Cluster::attention_forward_efficiency)
       .doc("attained fraction of the bf16 peak by the forward pass of causal attention")
       .fraction()

@@ -75,6 +75,24 @@ double collective_seconds(const Cluster& c, const Group& group, Collective colle
   return 2 * inside + std::min(2 * outside, tree);
 }
 
+double dispatch_seconds(const Cluster& c, const Group& group, double bytes, int64_t topk,
+                        int64_t group_topk) {
+  // How many of n equal places topk independent choices reach.
+  const auto reached = [&](double n) { return n * (1 - std::pow(1 - 1 / n, static_cast<double>(topk))); };
+  const auto local = static_cast<double>(group.local), domains = static_cast<double>(group.domains()),
+             size = static_cast<double>(group.size);
+  const int64_t nodes_of_domain = c.fast_domain() / c.gpus_per_node;
+  double copies = reached(domains);
+  if (group_topk > 0) copies = std::min(copies, static_cast<double>(group_topk));
+  const double inside = reached(size) * (local - 1) / local * bytes / intra_rate(c, group.local);
+  const double outside = group.crosses_domains()
+                             ? copies * (domains - 1) / domains * bytes /
+                                   inter_rate(c, domains * static_cast<double>(nodes_of_domain))
+                             : 0;
+  return kMicro * (c.intra_latency + (group.crosses_domains() ? c.inter_latency : 0)) +
+         std::max(inside, outside);
+}
+
 double transfer_seconds(const Cluster& c, bool crosses_domains, double bytes) {
   return crosses_domains ? kMicro * c.inter_latency + bytes / inter_rate(c, 2)
                          : kMicro * c.intra_latency + bytes / intra_rate(c, 2);

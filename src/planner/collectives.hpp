@@ -24,6 +24,12 @@ enum class Collective : uint8_t { all_gather, reduce_scatter, all_reduce, all_to
 // all that one rank sends, to itself included.
 double collective_seconds(const Cluster& cluster, const Group& group, Collective collective, double bytes);
 
+// Seconds until the tokens of each rank are on the ranks of their topk experts, where a fast domain gets one
+// copy of a token and hands it to its ranks. bytes: of the tokens of one rank, once. group_topk: fast domains
+// that a token can reach; 0: all. Experts are chosen independently of each other, and a copy takes one step.
+double dispatch_seconds(const Cluster& cluster, const Group& group, double bytes, int64_t topk,
+                        int64_t group_topk);
+
 // Seconds until `bytes` from one rank are on another one, of the same fast domain or not.
 double transfer_seconds(const Cluster& cluster, bool crosses_domains, double bytes);
 

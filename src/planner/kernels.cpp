@@ -71,7 +71,8 @@ double gemm_seconds(const Cluster& c, GemmFormat format, double rows, double col
                     double count) {
   if (rows <= 0 || columns <= 0 || inner <= 0 || count <= 0) return 0;
   const auto multiprocessors = static_cast<double>(c.multiprocessors);
-  const double rate = peak_flops(c, format) * efficiency(c, format) * inner / (inner + c.gemm_fill_length);
+  const double rate = peak_flops(c, format) * efficiency(c, format) * inner / (inner + c.gemm_fill_length) *
+                      (count > 1 ? c.grouped_gemm_efficiency : 1);
   double best = std::numeric_limits<double>::infinity();
   for (const TileChoice& choice : kTiles) {
     const double tile_rows = static_cast<double>(c.gemm_tile_rows) * choice.rows,

@@ -58,25 +58,14 @@ class LayerClock {
 
   StageTime layer(bool expert_layer) {
     time_ = {};
-    attention();
-    const StageTime attention_only = time_;
-    if (expert_layer)
-      experts();
-    else
-      mlp(real(s_.ffn), true);
-    norms();
-    if (s_.recompute.full) {
-      time_.recompute = time_.forward;
-    } else {
-      WorkTime again;
-      if (s_.recompute.attention) again.attention = time_.forward.attention;
-      if (s_.recompute.norms || s_.recompute.activation) again.memory = 0.5 * time_.forward.memory;
-      if (s_.recompute.mlp) {
-        again += time_.forward;
-        again += attention_only.forward.scaled(-1);
-      }
-      time_.recompute = again;
-    }
+    recomputed(s_.recompute.full, [&] {
+      attention();
+      if (expert_layer)
+        recomputed(s_.recompute.experts, [&] { experts(); });
+      else
+        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn)); });
+      norms();
+    });
     return time_;
   }
 
@@ -99,6 +88,17 @@ class LayerClock {
   }
 
  private:
+  // Adds a part of a layer, whose forward pass the backward pass repeats, or not.
+  template <class Part>
+  void recomputed(bool again, Part part) {
+    const StageTime before = time_;
+    part();
+    if (!again) return;
+    time_.recompute = before.recompute;
+    time_.recompute += time_.forward;
+    time_.recompute += before.forward.scaled(-1);
+  }
+
   // A linear layer: forward pass, input gradients and weight gradients of [rows, inner] x [inner, columns].
   void gemms(double rows, double columns, double inner, double count = 1) {
     time_.forward.gemm += gemm_seconds(c_, s_.format, rows, columns, inner, count);
@@ -106,9 +106,8 @@ class LayerClock {
     if (!s_.frozen_base)
       time_.weight_gradients.gemm += gemm_seconds(c_, s_.format, inner, columns, rows, count);
     if (s_.format != GemmFormat::fp8 && s_.format != GemmFormat::fp4) return;
-    // Operands are quantized: two bytes are read, and one is written for each of two layouts.
-    time_.forward.memory += memory_seconds(c_, 4 * count * rows * inner);
-    time_.input_gradients.memory += memory_seconds(c_, 4 * count * rows * columns);
+    time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
+    time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
   }
 
   // Bytes that kernels without a GEMM move in forward and backward pass.
@@ -141,14 +140,23 @@ class LayerClock {
       const LatentShape& l = *s_.latent;
       const double heads = real(s_.heads) / t_, query_in = real(l.nope_dim + l.rope_dim);
       if (l.q_rank > 0) gemms(shard_, real(l.q_rank), h);
-      gemms(tokens_, heads * query_in, l.q_rank > 0 ? real(l.q_rank) : h);
       gemms(shard_, real(l.kv_rank + l.rope_dim), h);
-      gemms(tokens_, heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
+      recomputed(s_.recompute.attention, [&] {
+        gemms(tokens_, heads * query_in, l.q_rank > 0 ? real(l.q_rank) : h);
+        gemms(tokens_, heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
+        core_attention();
+      });
       gemms(tokens_, h, heads * real(l.v_dim));
     } else {
       gemms(tokens_, (query + 2 * kv) / t_, h);
+      recomputed(s_.recompute.attention, [&] { core_attention(); });
       gemms(tokens_, h, query / t_);
     }
+    tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
+  }
+
+  // Scores, softmax and weighted sum, the rotation of queries and keys, and exchanges of keys and values.
+  void core_attention() {
     const double flops = 2 * tokens_ / t_ * score_macs(s_) * causal_fraction(s_);
     const double peak = peak_flops(c_, s_.format == GemmFormat::fp32 ? GemmFormat::fp32 : GemmFormat::bf16);
     const double forward = flops / (peak * c_.attention_forward_efficiency),
@@ -158,11 +166,9 @@ class LayerClock {
       const double scores = tokens_ * real(s_.heads * s_.seq) / t_;
       move(10 * scores, 15 * scores, 4);
     }
-    // Rotation of queries and keys.
-    const double rotated = 2 * s_.activation_bytes * tokens_ * (query + kv) / t_;
+    const double rotated = 2 * s_.activation_bytes * tokens_ * real(s_.query_width() + s_.kv_width()) / t_;
     move(rotated, rotated, 1);
     context_exchange(forward, backward);
-    tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
   }
 
   void context_exchange(double forward, double backward) {
@@ -187,13 +193,18 @@ class LayerClock {
     time_.forward.context += one, time_.input_gradients.context += one;
   }
 
-  void mlp(double width, bool exchanges) {
+  void mlp(double width) {
     const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
     gemms(tokens_, inputs * width / t_, h);
     gemms(tokens_, h, width / t_);
-    const double hidden = s_.activation_bytes * tokens_ * width / t_;
-    move((inputs + 1) * hidden, (2 * inputs + 1) * hidden, 1);
-    if (exchanges) tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
+    activation(s_.activation_bytes * tokens_ * width / t_);
+    tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
+  }
+
+  // The activation function on `bytes` of outputs.
+  void activation(double bytes) {
+    const double inputs = s_.gated ? 2 : 1;
+    move((inputs + 1) * bytes, (2 * inputs + 1) * bytes, 1);
   }
 
   void experts() {
@@ -206,28 +217,39 @@ class LayerClock {
                  width = real(e.ffn) / real(s_.etp);
     gemms(slots / experts, inputs * width, h, experts);
     gemms(slots / experts, h, width, experts);
-    const double hidden = s_.activation_bytes * slots * width;
-    move((inputs + 1) * hidden, (2 * inputs + 1) * hidden, 1);
-    // Router, and permutation of the tokens to their experts and back.
-    const double rows = s_.activation_bytes * sent * h;
-    move(4 * rows + 8 * shard_ * real(e.count), 4 * rows + 8 * shard_ * real(e.count), 8);
-    if (e.shared_ffn > 0) mlp(real(e.shared_ffn), true);
+    recomputed(s_.recompute.activation, [&] { activation(s_.activation_bytes * slots * width); });
+    // Router, and permutation of the tokens to their experts and back; after an all-to-all, whose rows are in
+    // the order of their ranks, once more.
+    const double rows = s_.activation_bytes * sent * h,
+                 sorted = s_.dispatch == TokenDispatch::alltoall && s_.ep > 1 && experts > 1
+                              ? 4 * s_.activation_bytes * slots * h
+                              : 0,
+                 router = 8 * shard_ * real(e.count);
+    move(4 * rows + sorted + router, 4 * rows + sorted + router, sorted > 0 ? 10 : 8);
+    if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
+    if (s_.dispatch == TokenDispatch::allgather) {
+      gather_rows(group_of(c_, 1, s_.ep * s_.etp), s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h);
+      return;
+    }
     exchange_tokens(rows);
-    gather_rows(s_.activation_bytes * slots * h);
+    gather_rows(etp_, s_.activation_bytes * slots * h);
   }
 
-  // The ranks that share an expert gather its rows and reduce its outputs, and the reverse in the backward
-  // pass.
-  void gather_rows(double bytes) {
-    if (s_.etp == 1) return;
-    const double one = collective_seconds(c_, etp_, Collective::all_gather, bytes) +
-                       collective_seconds(c_, etp_, Collective::reduce_scatter, bytes);
+  // The ranks gather rows of tokens and reduce outputs of experts, and the reverse in the backward pass.
+  void gather_rows(const Group& ranks, double bytes) {
+    if (ranks.size == 1) return;
+    const double one = collective_seconds(c_, ranks, Collective::all_gather, bytes) +
+                       collective_seconds(c_, ranks, Collective::reduce_scatter, bytes);
     time_.forward.tensor += one, time_.input_gradients.tensor += one;
   }
 
+  // Rows to their experts and back: `bytes` of topk copies of each token.
   void exchange_tokens(double bytes) {
     if (s_.ep == 1) return;
-    const double one = 2 * collective_seconds(c_, ep_, Collective::all_to_all, bytes);
+    const ExpertShape& e = *s_.experts;
+    const double one = 2 * (s_.dispatch == TokenDispatch::deduplicated
+                                ? dispatch_seconds(c_, ep_, bytes / real(e.topk), e.topk, e.group_topk)
+                                : collective_seconds(c_, ep_, Collective::all_to_all, bytes));
     for (WorkTime* pass : {&time_.forward, &time_.input_gradients}) {
       const double hides = pass->compute();
       const double exposed = s_.overlap_ep ? std::max(kVisibleExchange * one, one - hides) : one;
@@ -239,7 +261,8 @@ class LayerClock {
   void norms() {
     const double rows = s_.activation_bytes * shard_ * real(s_.hidden);
     const double norms = real(s_.norms_per_layer);
-    move((2 * norms + 6) * rows, (3 * norms + 4) * rows, norms + 2);
+    recomputed(s_.recompute.norms, [&] { move(2 * norms * rows, 3 * norms * rows, norms); });
+    move(6 * rows, 4 * rows, 2);
   }
 
   const RunShape& s_;

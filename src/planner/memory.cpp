@@ -78,21 +78,20 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
   if (s.stores_scores && !recompute.attention) attention += 5 * real(s.heads * s.seq);
   tensor += attention;
   const double widths = s.gated ? 2 : 1;
-  const auto mlp = [&](double width) {
-    double kept = 0;
-    if (!recompute.mlp) kept += widths * bytes * width;
-    if (!recompute.mlp && !recompute.activation) kept += input * width;
-    return kept;
-  };
+  const auto mlp = [&](double width) { return (widths * bytes + input) * width; };
   if (!expert_layer) {
-    tensor += mlp(real(s.ffn));
+    if (!recompute.mlp) tensor += mlp(real(s.ffn));
   } else {
     const ExpertShape& e = *s.experts;
     // Each token is sent to topk experts (balanced load): their inputs, gathered over the ranks that share an
     // expert, and hidden layers.
-    const double routed = recompute.mlp ? 0 : input * h * real(s.etp) + mlp(real(e.ffn));
+    double routed = 0;
+    if (!recompute.experts) {
+      routed = input * h * real(s.etp) + mlp(real(e.ffn));
+      if (recompute.activation) routed -= input * real(e.ffn);
+      if (!recompute.shared) tensor += mlp(real(e.shared_ffn));
+    }
     sequence += real(e.topk) * routed + 4 * real(e.count);
-    tensor += mlp(real(e.shared_ffn));
   }
   return tokens * (sequence / (s.sequence_parallel ? t : 1) + tensor / t);
 }

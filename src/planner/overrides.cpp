@@ -39,6 +39,14 @@ int64_t largest_stage(const RunShape& s) {
   return most;
 }
 
+namespace {
+
+bool has_dense_layers(const RunShape& s) {
+  return !s.experts || s.experts->first_dense > 0 || s.experts->every > 1;
+}
+
+}  // namespace
+
 std::vector<RecomputeShape> selective_recomputations(const RunShape& s, const RecomputeShape& least) {
   std::vector<RecomputeShape> found;
   // Inputs of GEMMs in 8 or 4 bits are saved as such: recomputation of norms saves nothing.
@@ -48,7 +56,8 @@ std::vector<RecomputeShape> selective_recomputations(const RunShape& s, const Re
       if (norms && (low || !s.input_norms)) continue;
       RecomputeShape r = least;
       r.attention |= s.latent.has_value();
-      r.norms |= norms, r.mlp |= mlp, r.activation |= s.experts && !mlp;
+      r.norms |= norms, r.mlp |= mlp && has_dense_layers(s), r.experts |= mlp && s.experts;
+      r.activation |= s.experts && !mlp;
       if (r.any()) found.push_back(r);
     }
   return found;
@@ -109,12 +118,12 @@ std::string modules_text(const RunShape& s) {
   const auto add = [&](bool on, const char* name) {
     if (on) text += (text.empty() ? "" : ",") + std::string(name);
   };
-  const bool dense = !s.experts || s.experts->first_dense > 0 || s.experts->every > 1;
   add(r.attention, s.latent ? "mla_up_proj" : "core_attn");
   add(r.norms, "layernorm");
-  add(r.mlp && dense, "mlp");
-  add(r.mlp && s.experts, "moe");
-  add(r.activation && s.experts && !r.mlp, "moe_act");
+  add(r.mlp, "mlp");
+  add(r.experts, "moe");
+  add(r.shared && !r.experts, "shared_experts");
+  add(r.activation && !r.experts, "moe_act");
   return text;
 }
 

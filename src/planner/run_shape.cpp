@@ -37,6 +37,7 @@ void set_formats(RunShape& s, const config::Config& config) {
              : precision.tf32 ? GemmFormat::tf32
                               : GemmFormat::fp32;
   s.parameter_bytes = s.activation_bytes = bytes_of(precision.params_dtype);
+  if (precision.fp8 && precision.fp8_recipe == config::Fp8Recipe::tensorwise) s.quantized_bytes = 6;
   const bool aware = optimizer.use_precision_aware_optimizer;
   s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
   s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;
@@ -90,6 +91,7 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                             m.moe_shared_expert_intermediate_size.value_or(0),
                             m.moe_first_dense_layers,
                             m.moe_layer_freq,
+                            m.moe_router_group_topk.value_or(0),
                             (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0)};
   if (m.multi_latent_attention)
     s.latent = LatentShape{m.qk_layernorm, m.q_lora_rank.value_or(0), m.kv_lora_rank,
@@ -112,9 +114,13 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
         r.norms = true;
         break;
       case config::RecomputeModule::mlp:
-      case config::RecomputeModule::moe:
-      case config::RecomputeModule::shared_experts:
         r.mlp = true;
+        break;
+      case config::RecomputeModule::moe:
+        r.experts = true;
+        break;
+      case config::RecomputeModule::shared_experts:
+        r.shared = true;
         break;
       case config::RecomputeModule::moe_act:
         r.activation = true;
@@ -169,6 +175,8 @@ RunShape run_shape(const config::Config& config) {
   if (config.model.cpu_offloading) s.offloaded_layers = config.model.cpu_offloading_num_layers;
   set_adapters(s, config);
   if (!dist.cp_comm_type.empty()) s.context_exchange = exchange_of(dist.cp_comm_type.front());
+  if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::allgather)
+    s.dispatch = TokenDispatch::allgather;
   s.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
   s.overlap_param_gather = config.ddp.overlap_param_gather;
   s.overlap_tp = config.comm_overlap.tp_comm_overlap;

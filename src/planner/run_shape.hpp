@@ -22,20 +22,28 @@ struct RecomputeShape {
   // All but the inputs of layers; `layers` of each stage, -1: of all.
   bool full = false;
   int64_t layers = -1;
-  // Parts of a layer: the core of attention, norms, the MLP or the experts, and their activation function.
-  bool attention = false, norms = false, mlp = false, activation = false;
-  bool any() const { return full || attention || norms || mlp || activation; }
+  // Parts of a layer: the core of attention (of latent attention its up-projections too), norms, the dense
+  // MLP, router and experts, only the shared expert, and the activation function of routed experts.
+  bool attention = false, norms = false, mlp = false, experts = false, shared = false, activation = false;
+  bool any() const { return full || attention || norms || mlp || experts || shared || activation; }
   bool operator==(const RecomputeShape&) const = default;
 };
 
 // Exchange of keys and values between the ranks of context parallelism.
 enum class ContextExchange : uint8_t { ring, all_gather, all_to_all };
 
+// How tokens come to the ranks of their experts. alltoall: a copy for each of its experts. allgather: all
+// tokens to all ranks. deduplicated: one copy for each fast domain that has experts of a token, which hands
+// it to its ranks, as the dispatchers DeepEP and HybridEP do; Capstan's trainer has none of these.
+enum class TokenDispatch : uint8_t { alltoall, allgather, deduplicated };
+
 struct ExpertShape {
   int64_t count = 1, topk = 1;
   int64_t ffn = 0;         // width of one expert
   int64_t shared_ffn = 0;  // width of the shared experts, 0: none
   int64_t first_dense = 0, every = 1;
+  // The experts of a token are in at most so many groups of experts; 0: in any.
+  int64_t group_topk = 0;
   // Vectors of one value per expert beside the router's matrix: its bias, and the one that balances the load.
   int64_t bias_vectors = 0;
 };
@@ -101,10 +109,14 @@ struct RunShape {
   // Bytes of one gradient on the wire.
   double reduced_bytes = 4;
   double activation_bytes = 2;
+  // Bytes that are moved to quantize one operand of a GEMM: two are read, and one is written for each of two
+  // layouts. Current scaling reads two more for the largest magnitude.
+  double quantized_bytes = 4;
 
   // ---- execution ----
   RecomputeShape recompute;
   ContextExchange context_exchange = ContextExchange::ring;
+  TokenDispatch dispatch = TokenDispatch::alltoall;
   // Bytes of the output layer and its loss for each logit; and whether they compute a part of a micro-batch
   // at a time, as the trainer does.
   double logit_bytes = 8;
