@@ -106,6 +106,8 @@ static void describe(config::Section<Cluster>& s) {
       .doc(
           "measured bus bandwidth of an all-reduce over all GPUs of N nodes in GB/s, as nccl-tests prints it "
           "({2: 362, 4: 160}); it limits collectives between nodes");
+  s.field("gather_bandwidth_by_nodes", &Cluster::gather_bandwidth_by_nodes)
+      .doc("the same of all-gathers and reduce-scatters; default that of an all-reduce");
 
   s.field("host_memory", &Cluster::host_memory)
       .doc("memory of one node's host, which limits offload; without it offload is not limited")
@@ -143,13 +145,19 @@ static void describe(config::Section<Cluster>& s) {
       .fraction()
       .above(0);
   s.field("attention_forward_efficiency", &Cluster::attention_forward_efficiency)
-      .doc("attained fraction of the bf16 peak by the forward pass of causal attention")
+      .doc("attained fraction of the bf16 peak by the forward pass of causal attention of 4096 tokens")
       .fraction()
       .above(0);
   s.field("attention_backward_efficiency", &Cluster::attention_backward_efficiency)
-      .doc("attained fraction of the bf16 peak by the backward pass of causal attention")
+      .doc("attained fraction of the bf16 peak by the backward pass of causal attention of 4096 tokens")
       .fraction()
       .above(0);
+  s.field("attention_fill_length", &Cluster::attention_fill_length)
+      .doc(
+          "length at which attention attains half of its rate for endless sequences; 0: the rate does not "
+          "depend on the length")
+      .unit("tokens")
+      .range(0, 65536);
   s.field("memory_efficiency", &Cluster::memory_efficiency)
       .doc("attained fraction of the memory bandwidth by kernels without a GEMM")
       .fraction()
@@ -167,7 +175,10 @@ static void describe(config::Section<Cluster>& s) {
       .unit("us")
       .range(0, 1e4);
   s.field("other_fraction", &Cluster::other_fraction)
-      .doc("time of a step that the parts do not explain (jitter, host), as a fraction of them")
+      .doc(
+          "time of a step on up to 16 GPUs that the parts do not explain (jitter, host), as a fraction of "
+          "them; on more it grows with the root of the logarithm of their number, as the slowest of them is "
+          "slower")
       .fraction();
   s.field("calibration", &Cluster::calibration).doc("source of the attained fractions");
   s.field("power", &Cluster::power).doc("power of one GPU under load").unit("W").above(0);
@@ -233,10 +244,14 @@ void check_fields(const Cluster& cluster, const Node& root, std::vector<Diagnost
   if (cluster.fast_domain() % cluster.gpus_per_node != 0)
     error("fast_domain_size", "`fast_domain_size` is not a multiple of `gpus_per_node`",
           "a fast domain is made of full nodes");
-  for (const auto& [nodes, bandwidth] : cluster.bus_bandwidth_by_nodes)
-    if (!(parse_int(nodes).value_or(0) > 0) || !(bandwidth > 0))
-      error("bus_bandwidth_by_nodes", "`" + nodes + "` is not a number of nodes with a bandwidth above 0",
-            "write {2: 362, 4: 160}");
+  const auto check_bandwidths = [&](const char* key, const BandwidthByNodes& bandwidths) {
+    for (const auto& [nodes, bandwidth] : bandwidths)
+      if (!(parse_int(nodes).value_or(0) > 0) || !(bandwidth > 0))
+        error(key, "`" + nodes + "` is not a number of nodes with a bandwidth above 0",
+              "write {2: 362, 4: 160}");
+  };
+  check_bandwidths("bus_bandwidth_by_nodes", cluster.bus_bandwidth_by_nodes);
+  check_bandwidths("gather_bandwidth_by_nodes", cluster.gather_bandwidth_by_nodes);
 }
 
 Cluster parse_source(Source source) {
@@ -258,8 +273,8 @@ Cluster parse_source(Source source) {
     errors += "\n    " + config::location_text(one.location, sources) + ": " + one.message +
               (one.helps.empty() ? "" : "; " + join(one.helps, "; "));
   if (!errors.empty()) fail(ErrorCode::config, "the cluster file has errors" + errors);
-  std::sort(cluster.bus_bandwidth_by_nodes.begin(), cluster.bus_bandwidth_by_nodes.end(),
-            [](const auto& a, const auto& b) { return *parse_int(a.first) < *parse_int(b.first); });
+  for (BandwidthByNodes* bandwidths : {&cluster.bus_bandwidth_by_nodes, &cluster.gather_bandwidth_by_nodes})
+    std::ranges::sort(*bandwidths, {}, [](const auto& one) { return *parse_int(one.first); });
   return cluster;
 }
 

@@ -19,6 +19,9 @@ namespace capstan::planner {
 // Where the attained fractions come from. It decides how wide the range of an estimated time is.
 enum class Calibration : uint8_t { none, published, measured };
 
+// GB/s by the number of nodes, as a cluster file has them.
+using BandwidthByNodes = std::vector<std::pair<std::string, double>>;
+
 struct Cluster {
   // Name of the preset, or path of the file; not a field.
   std::string name;
@@ -39,8 +42,9 @@ struct Cluster {
   double intra_bandwidth = 0, inter_bandwidth = 0;  // GB/s of one GPU in one direction
   std::optional<double> intra_peer_bandwidth;       // GB/s
   double intra_latency = 0, inter_latency = 0;      // microseconds
-  // GB/s of an all-reduce by the number of nodes.
-  std::vector<std::pair<std::string, double>> bus_bandwidth_by_nodes;
+  // GB/s of an all-reduce by the number of nodes; of an all-gather or reduce-scatter, as the first unless
+  // given.
+  BandwidthByNodes bus_bandwidth_by_nodes, gather_bandwidth_by_nodes;
 
   // Of one node, for offload. nullopt: it is not known, and not limited.
   std::optional<config::Bytes> host_memory;
@@ -55,7 +59,10 @@ struct Cluster {
   // Rate of the grouped GEMMs of experts by that of one GEMM with the same tiles. SimuMax measured 0.65 of
   // the peak on A100 PCIe, where other GEMMs had 0.73.
   double grouped_gemm_efficiency = 0.89;
+  // At 4096 tokens.
   double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
+  // At this many tokens attention attains half of its rate for endless sequences. 0: the same at all lengths.
+  double attention_fill_length = 0;
   double memory_efficiency = 0.8;
   double intra_efficiency = 0.7, inter_efficiency = 0.9;
   double kernel_latency = 4;  // microseconds

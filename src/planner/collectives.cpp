@@ -21,8 +21,10 @@ double intra_rate(const Cluster& c, int64_t local) {
 
 // Bytes per second of one rank to other domains. A measured bus bandwidth is that of all GPUs of a node
 // together; between two measured numbers of nodes it is interpolated by their logarithm.
-double inter_rate(const Cluster& c, double nodes) {
-  const auto& measured = c.bus_bandwidth_by_nodes;
+double inter_rate(const Cluster& c, double nodes, bool gathers = false) {
+  const BandwidthByNodes& measured = gathers && !c.gather_bandwidth_by_nodes.empty()
+                                         ? c.gather_bandwidth_by_nodes
+                                         : c.bus_bandwidth_by_nodes;
   if (measured.empty()) return kGiga * c.inter_bandwidth * c.inter_efficiency;
   const auto at = [&](size_t i) {
     return std::pair(std::log(static_cast<double>(parse_int(measured[i].first).value())), measured[i].second);
@@ -67,11 +69,11 @@ double collective_seconds(const Cluster& c, const Group& group, Collective colle
   }
   const double inside = ring(local, intra, bytes, intra_rate(c, group.local));
   const double slice = bytes / local;
-  const double outside = group.crosses_domains() ? ring(domains, inter, slice, inter_rate(c, nodes)) : 0;
+  const double rate = inter_rate(c, nodes, collective != Collective::all_reduce);
+  const double outside = group.crosses_domains() ? ring(domains, inter, slice, rate) : 0;
   if (collective != Collective::all_reduce) return inside + outside;
   // Between domains a tree has fewer steps than a ring, which moves fewer bytes.
-  const double tree =
-      group.crosses_domains() ? 2 * std::log2(domains) * inter + 2 * slice / inter_rate(c, nodes) : 0;
+  const double tree = group.crosses_domains() ? 2 * std::log2(domains) * inter + 2 * slice / rate : 0;
   return 2 * inside + std::min(2 * outside, tree);
 }
 

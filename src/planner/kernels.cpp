@@ -87,6 +87,12 @@ double gemm_seconds(const Cluster& c, GemmFormat format, double rows, double col
   return std::max(best, loads) + 1e-6 * c.kernel_latency;
 }
 
+double attention_rate(const Cluster& c, double length) {
+  constexpr double kMeasured = 4096;
+  const auto filled = [&](double tokens) { return tokens / (tokens + c.attention_fill_length); };
+  return filled(length) / filled(kMeasured);
+}
+
 double memory_seconds(const Cluster& c, double bytes, double kernels) {
   if (bytes <= 0) return 0;
   return bytes / (1e9 * c.memory_bandwidth * c.memory_efficiency) + 1e-6 * kernels * c.kernel_latency;

@@ -16,6 +16,9 @@ double peak_flops(const Cluster& cluster, GemmFormat format);
 double gemm_seconds(const Cluster& cluster, GemmFormat format, double rows, double columns, double inner,
                     double count = 1);
 
+// Rate of attention over sequences of `length` tokens by that over 4096.
+double attention_rate(const Cluster& cluster, double length);
+
 // Seconds of kernels that move `bytes` to and from memory in `kernels` launches.
 double memory_seconds(const Cluster& cluster, double bytes, double kernels = 1);
 

@@ -41,6 +41,8 @@ constexpr double kAttentionBackward = 2.5;
 constexpr double kVisibleSlice = 0.25;
 // What stays visible of all-to-alls that another micro-batch's work hides: below 5 % (MCore MoE report).
 constexpr double kVisibleExchange = 0.05;
+// Ranks of context parallelism send gradients of keys and values in 32 bits, and the keys and values again.
+constexpr double kGradientBytes = 4;
 
 // Adds up one micro-batch of one layer.
 class LayerClock {
@@ -159,8 +161,9 @@ class LayerClock {
   void core_attention() {
     const double flops = 2 * tokens_ / t_ * score_macs(s_) * causal_fraction(s_);
     const double peak = peak_flops(c_, s_.format == GemmFormat::fp32 ? GemmFormat::fp32 : GemmFormat::bf16);
-    const double forward = flops / (peak * c_.attention_forward_efficiency),
-                 backward = kAttentionBackward * flops / (peak * c_.attention_backward_efficiency);
+    const double rate = peak * attention_rate(c_, causal_length());
+    const double forward = flops / (rate * c_.attention_forward_efficiency),
+                 backward = kAttentionBackward * flops / (rate * c_.attention_backward_efficiency);
     time_.forward.attention += forward, time_.input_gradients.attention += backward;
     if (s_.stores_scores) {
       const double scores = tokens_ * real(s_.heads * s_.seq) / t_;
@@ -169,6 +172,16 @@ class LayerClock {
     const double rotated = 2 * s_.activation_bytes * tokens_ * real(s_.query_width() + s_.kv_width()) / t_;
     move(rotated, rotated, 1);
     context_exchange(forward, backward);
+    add_blocks();
+  }
+
+  // Length of a causal sequence whose queries have as many keys, in the mean, as those of one kernel. A ring
+  // attends to the tokens of one rank at a time: to its own causally, of others to half of the pairs, in
+  // blocks of half of the queries or keys, where a query has half as many again.
+  double causal_length() const {
+    if (s_.cp == 1 || s_.context_exchange != ContextExchange::ring) return real(s_.seq);
+    const double c = real(s_.cp);
+    return real(s_.seq) / c * (1.5 - 0.5 / c);
   }
 
   void context_exchange(double forward, double backward) {
@@ -183,14 +196,25 @@ class LayerClock {
         exposed += std::max(0.0, sent - hides), hidden += std::min(sent, hides);
       };
       share(one, forward, time_.forward.context, time_.forward.context_hidden);
-      share(2 * one, backward, time_.input_gradients.context, time_.input_gradients.context_hidden);
+      share((1 + kGradientBytes / s_.activation_bytes) * one, backward, time_.input_gradients.context,
+            time_.input_gradients.context_hidden);
       return;
     }
     const bool gather = s_.context_exchange == ContextExchange::all_gather;
     const double one = gather ? collective_seconds(c_, cp_, Collective::all_gather, bytes * kv * c)
                               : collective_seconds(c_, cp_, Collective::all_to_all,
                                                    bytes * (2 * real(s_.query_width()) + kv));
-    time_.forward.context += one, time_.input_gradients.context += one;
+    time_.forward.context += one;
+    time_.input_gradients.context += gather ? (1 + kGradientBytes / s_.activation_bytes) * one : one;
+  }
+
+  // Outputs, and gradients of queries, keys and values, of the blocks of a ring are added up in 32 bits.
+  void add_blocks() {
+    if (s_.cp == 1 || s_.context_exchange == ContextExchange::all_to_all) return;
+    const double values = tokens_ / t_, query = real(s_.query_width()), kv = 2 * real(s_.kv_width()),
+                 added = real(s_.cp - 1);
+    const double rounded = (4 + s_.activation_bytes) * query;
+    move(values * (8 * added * query + rounded), values * added * (8 * query + 16 * kv), 2 * added + 1);
   }
 
   void mlp(double width) {

@@ -123,7 +123,7 @@ namespace {
 // A cluster whose links take a second for each byte, or no time: seconds of communication are then bytes.
 Cluster counting(Cluster c, bool fast) {
   constexpr double kBytePerSecond = 1e-9, kInstant = 1e30;  // GB/s
-  c.bus_bandwidth_by_nodes.clear(), c.intra_peer_bandwidth.reset();
+  c.bus_bandwidth_by_nodes.clear(), c.gather_bandwidth_by_nodes.clear(), c.intra_peer_bandwidth.reset();
   c.intra_latency = c.inter_latency = 0, c.intra_efficiency = c.inter_efficiency = 1;
   c.intra_bandwidth = fast ? kBytePerSecond : kInstant;
   c.inter_bandwidth = fast ? kInstant : kBytePerSecond;

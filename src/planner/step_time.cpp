@@ -152,6 +152,13 @@ double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParamete
   return std::max({device, copied, on_host * update / (1e9 * c.host_memory_bandwidth)});
 }
 
+// How much longer than with kOtherRanks ranks a step waits for the slowest rank. The largest of N deviations
+// with a normal distribution grows with the root of ln N; with few ranks other causes outweigh it.
+double slowest_rank(int64_t ranks) {
+  constexpr double kOtherRanks = 16;
+  return std::sqrt(std::log(std::max(kOtherRanks, real(ranks))) / std::log(kOtherRanks));
+}
+
 }  // namespace
 
 StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
@@ -183,7 +190,7 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
   add_data_time(s, data_traffic(s, c, parameters), one, step);
   step.optimizer = optimizer_seconds(s, c, parameters);
   const double sum = pipeline + step.data + step.optimizer;
-  step.other = c.other_fraction * sum;
+  step.other = c.other_fraction * slowest_rank(s.gpus()) * sum;
   step.seconds = sum + step.other;
   step.fastest = step.seconds * (1 - c.uncertainty());
   step.slowest = step.seconds * (1 + c.uncertainty());

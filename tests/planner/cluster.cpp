@@ -97,12 +97,15 @@ TEST_CASE("a file of the user is read, and its fields are compared with each oth
   const std::string text =
       "gpu: mine\nmemory: 1GiB\nusable_memory: 900MiB\nbf16_tflops: 100\nmemory_bandwidth: 1000\n"
       "multiprocessors: 10\ngpus_per_node: 4\nintra_bandwidth: 100\ninter_bandwidth: 10\n";
-  spill(file, text + "bus_bandwidth_by_nodes: {8: 20, 2: 80}\ncalibration: measured\n");
+  spill(file, text +
+                  "bus_bandwidth_by_nodes: {8: 20, 2: 80}\ngather_bandwidth_by_nodes: {4: 5}\ncalibration: "
+                  "measured\n");
   const Cluster cluster = read_cluster(file);
   CHECK(cluster.usable_memory.value == 900 << 20);
   CHECK(cluster.uncertainty() == 0.1);
   REQUIRE(cluster.bus_bandwidth_by_nodes.size() == 2);
   CHECK(cluster.bus_bandwidth_by_nodes.front().first == "2");
+  CHECK(cluster.gather_bandwidth_by_nodes.front().second == 5);
   spill(file, text + "fast_domain_size: 6\nbus_bandwidth_by_nodes: {two: 20}\n");
   const std::string error = error_of_cluster(file);
   CHECK(holds(error, "mine.yaml:10:19: `fast_domain_size` is not a multiple of `gpus_per_node`"));

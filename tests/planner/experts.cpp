@@ -19,8 +19,7 @@ namespace {
 
 // The row as overrides of a recipe.
 std::vector<std::string> overrides_of(const PublishedRow& row) {
-  std::vector<std::string> words = {"model=" + row.text("preset"),
-                                    "mixed_precision=bf16_mixed",
+  std::vector<std::string> words = {"model=" + row.text("preset"), "mixed_precision=bf16_mixed",
                                     "dist.world_size=" + row.text("ngpu")};
   const auto set = [&](const std::string& field, const std::string& value) {
     words.push_back(field + "=" + value);
