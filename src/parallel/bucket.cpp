@@ -13,6 +13,11 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kMinSlice = 16384;
 }  // namespace
 
+int64_t default_bucket_elements(int64_t trained, int64_t shards) {
+  constexpr int64_t kMost = 40'000'000, kLeast = 1'000'000, kParts = 16;
+  return std::clamp(trained / kParts, kLeast, std::max(kMost, kLeast * shards));
+}
+
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
                           const BucketOptions& options) {
   BucketLayout layout;

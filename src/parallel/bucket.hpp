@@ -70,6 +70,11 @@ struct BucketOptions {
   std::function<bool(const Parameter&)> excluded;
 };
 
+// Elements of a bucket with sharded gradients unless they are given: a sixteenth of those that a rank trains,
+// so that the buffers of the buckets that are computed and reduced take less than sharding saves; from
+// 1 million to 40 million, or to 1 million for each of the ranks.
+int64_t default_bucket_elements(int64_t trained, int64_t shards);
+
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
                           const BucketOptions& options);
 

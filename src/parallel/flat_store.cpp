@@ -51,7 +51,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       expert_(groups.expert, options),
       shards_parameters_(dense_.shards_parameters || expert_.shards_parameters) {
   layout_ = plan_buckets(
-      parameters, {.bucket_elements = options.bucket_elements,
+      parameters, {.bucket_elements = bucket_elements(),
                    .shards = dense_.shards * dense_.replicas,
                    .expert_shards = expert_.shards * expert_.replicas,
                    .by_block = shards_parameters_,
@@ -79,6 +79,15 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
   if (options.quantized) make_quantized();
   if (options.low_precision.covers) make_low_precision();
   make_parameter_shards();
+}
+
+int64_t FlatStore::bucket_elements() const {
+  if (options_.bucket_elements) return *options_.bucket_elements;
+  if (!dense_.shards_gradients && !expert_.shards_gradients) return BucketOptions().bucket_elements;
+  int64_t trained = 0;
+  for (const auto& parameter : parameters_)
+    if (!options_.trainable || options_.trainable(*parameter)) trained += parameter->shape().elements();
+  return default_bucket_elements(trained, dense_.shards);
 }
 
 FlatRange FlatStore::slice_of(const Bucket& bucket) {

@@ -161,8 +161,9 @@ class FlatStore final : public ParamStore {
     // Overlaps all-gathers of parameters with computation: of the next block (optim_grads_params), or of the
     // updated buckets with the forward pass.
     bool overlap_param_gather = false;
-    // A bucket is full when it has this number of elements.
-    int64_t bucket_elements = 40'000'000;
+    // A bucket is full when it has this number of elements. nullopt: default_bucket_elements() with sharded
+    // gradients, else that of BucketOptions.
+    std::optional<int64_t> bucket_elements;
     // Applies weight decay to the norm weights of queries and keys.
     bool decay_qk_norm = false;
     // False: no parameter is trainable (evaluation and generation).
@@ -424,6 +425,8 @@ class FlatStore final : public ParamStore {
     return grid == ParameterGrid::expert ? expert_ : dense_;
   }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
+  // Options::bucket_elements, or its default.
+  int64_t bucket_elements() const;
   // The elements of a bucket that belong to this rank of `shard` (1 / S of them).
   static FlatRange slice_of(const Bucket& bucket);
   // The elements of `owned` whose main parameters and moments lie on the device.

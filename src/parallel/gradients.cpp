@@ -1,4 +1,5 @@
 // The gradients of a FlatStore: when a bucket is reduced over ranks, and in which steps.
+#include <algorithm>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -18,6 +19,9 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
   Bucket& bucket = bucket_of(parameter);
   CAPSTAN_ASSERT(!bucket.reduced, "a gradient of `" + parameter.name() + "` after its bucket was reduced");
   if (!bucket.gradients.defined()) {
+    // A bucket has one buffer: that of an earlier micro-batch is reduced first.
+    const auto pends = [&](const PendingReduction& pending) { return &buckets_[pending.bucket] == &bucket; };
+    while (std::ranges::any_of(pending_reductions_, pends)) finish_oldest_reduction();
     CategoryScope scope(MemoryCategory::gradients);
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
   }

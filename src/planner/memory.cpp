@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/table.hpp"
+#include "parallel/flat_store.hpp"
 #include "planner/counts.hpp"
 #include "train/setup/device.hpp"
 
@@ -263,13 +264,23 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   m.moments = device * s.moment_bytes * of(optim);
   // The host keeps the updated parameters too, until they are copied.
   m.host = s.offloaded_state * (s.main_bytes + s.moment_bytes + s.parameter_bytes) * of(optim);
+  // Gradients of a micro-batch before they are reduced, and what their reduction receives: of the tables, of
+  // which one is received at a time, and of the buckets that are reduced.
+  if (s.sharding == optim_grads) {
+    const double table = real(s.vocab * s.hidden) / real(s.tp),
+                 bucket =
+                     real(parallel::default_bucket_elements(static_cast<int64_t>(p.total()), s.dp * s.cp)),
+                 waiting = real(parallel::FlatStore::kPendingReductions) * bucket;
+    m.gradients += s.gradient_bytes * (tables(s, rank) + waiting);
+    m.workspace += s.reduced_bytes * (std::min(table, tables(s, rank)) + waiting);
+  }
   // Two blocks are gathered: the one that computes, and the next one. Gradients of two wait for their
   // reduction, which has a buffer of one.
-  if (s.sharding >= optim_grads) {
+  if (s.sharding == optim_grads_params) {
     m.gradients += 2 * s.gradient_bytes * largest_block(s);
     m.workspace += s.reduced_bytes * largest_block(s);
+    m.parameters += 2 * s.parameter_bytes * largest_block(s);
   }
-  if (s.sharding == optim_grads_params) m.parameters += 2 * s.parameter_bytes * largest_block(s);
   return m;
 }
 

@@ -247,6 +247,14 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
       }
 }
 
+TEST_CASE(
+    "buckets of sharded gradients are a sixteenth of a small model, and those of a large one are full") {
+  CHECK(parallel::default_bucket_elements(124'000'000, 8) == 7'750'000);
+  CHECK(parallel::default_bucket_elements(3'000'000, 8) == 1'000'000);
+  CHECK(parallel::default_bucket_elements(8'000'000'000, 8) == 40'000'000);
+  CHECK(parallel::default_bucket_elements(8'000'000'000, 64) == 64'000'000);
+}
+
 TEST_CASE("a step sends the bytes that flat_store.hpp says") {
   const int64_t ranks = world().size();
   enum class Types : uint8_t { fp32, bf16, bf16_sent_in_fp32, bf16_gradients };

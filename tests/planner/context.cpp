@@ -57,7 +57,8 @@ double fastest_layout(const PublishedRow& row, const Cluster& cluster, bool cont
           s.dp = row.size("ngpu") / (tp * pp * cp);
           if (s.global_batch % s.dp != 0 || (vpp > 1 && s.micro_batches() % pp != 0)) continue;
           s.sequence_parallel = tp > 1;
-          s.schedule = vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
+          s.schedule =
+              vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;
           split_evenly(s);
           least = std::min(least, fastest_recomputation(s, cluster));
         }
@@ -66,7 +67,8 @@ double fastest_layout(const PublishedRow& row, const Cluster& cluster, bool cont
 
 }  // namespace
 
-TEST_CASE("layouts of long sequences take their published times, and context parallelism pays for the longest") {
+TEST_CASE(
+    "layouts of long sequences take their published times, and context parallelism pays for the longest") {
   const Cluster cluster = read_cluster("h100");
   double sum = 0;
   int rows = 0;

@@ -22,7 +22,7 @@ struct Measured {
 // The cluster of the sweep, with the medians of the bandwidths that its authors measured on it.
 Cluster sweep_cluster() {
   Cluster cluster = read_cluster("h100");
-  cluster.bus_bandwidth_by_nodes = {{"2", 362},   {"4", 160},  {"8", 99.6},
+  cluster.bus_bandwidth_by_nodes = {{"2", 362},   {"4", 160},   {"8", 99.6},
                                     {"16", 84.7}, {"32", 64.9}, {"64", 32.9}};
   cluster.gather_bandwidth_by_nodes = {{"2", 185}, {"4", 119}, {"8", 69}, {"16", 55}, {"32", 28}, {"64", 11}};
   cluster.intra_efficiency = 250.0 / cluster.intra_bandwidth;

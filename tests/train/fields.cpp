@@ -253,7 +253,8 @@ std::string wiring_view(const config::Config& config) {
   }
   const auto store = store_options(config);
   add(text, static_cast<int>(store.sharding), store.overlap_grad_reduce, store.overlap_param_gather,
-      store.bucket_elements, store.shard_over_replicas, config.comm_overlap.overlap_p2p_comm.value_or(true));
+      store.bucket_elements.value_or(0), store.shard_over_replicas,
+      config.comm_overlap.overlap_p2p_comm.value_or(true));
   return text;
 }
 

@@ -37,8 +37,8 @@ void describe(Section<DdpConfig>& s) {
       .unsupported("aligned gathering of parameters");
   s.field("bucket_size", &D::bucket_size)
       .doc(
-          "parameters per bucket of gradient reduction and parameter all-gather; larger buckets use "
-          "bandwidth better and overlap less")
+          "parameters per bucket of gradient reduction and parameter all-gather; null with sharded "
+          "gradients: a sixteenth of those that train")
       .unit("parameters")
       .count()
       .min(1)

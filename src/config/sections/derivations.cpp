@@ -350,10 +350,13 @@ void derive_rest(Schema& s) {
                      if (!c.dataset.data_path.empty() || !c.dataset.blend.empty())
                        c.dataset.split = "969,30,1";
                    });
-  s.derive<Config>("ddp.bucket_size", "max(40000000, 1000000 * dist.data_parallel_size)", [](Config& c) {
-    if (c.dist.data_parallel_size)
-      c.ddp.bucket_size = std::max<int64_t>(40'000'000, 1'000'000 * *c.dist.data_parallel_size);
-  });
+  s.derive<Config>(
+      "ddp.bucket_size", "max(40000000, 1000000 * dist.data_parallel_size), but with sharded gradients",
+      [](Config& c) {
+        if (c.dist.data_parallel_size &&
+            c.ddp.data_parallel_sharding_strategy < ShardingStrategy::optim_grads)
+          c.ddp.bucket_size = std::max<int64_t>(40'000'000, 1'000'000 * *c.dist.data_parallel_size);
+      });
   s.derive<Config>("peft.lora_dtype", "mixed_precision.params_dtype", [](Config& c) {
     if (c.peft) c.peft->lora_dtype = c.mixed_precision.params_dtype;
   });
