@@ -192,6 +192,8 @@ class ClusterMeasurement {
     cluster_.attention_backward_efficiency = fraction("backward");
     for (const char* field : {"attention_forward_efficiency", "attention_backward_efficiency"})
       note(field, "causal, in " + std::string(name_of(type_)));
+    cluster_.attention_fill_length = 0;
+    note("attention_fill_length", "not measured; the fractions are those of the lengths of two models");
   }
 
   // Seconds of an all-gather of that many bytes, on the slowest rank.
