@@ -351,7 +351,7 @@ void derive_rest(Schema& s) {
                        c.dataset.split = "969,30,1";
                    });
   s.derive<Config>(
-      "ddp.bucket_size", "max(40000000, 1000000 * dist.data_parallel_size), but with sharded gradients",
+      "ddp.bucket_size", "max(40000000, 1000000 * dist.data_parallel_size) unless gradients are sharded",
       [](Config& c) {
         if (c.dist.data_parallel_size &&
             c.ddp.data_parallel_sharding_strategy < ShardingStrategy::optim_grads)
