@@ -236,6 +236,14 @@ TEST_CASE("a model with experts generates alike on one rank and on expert-parall
   const fs::path full = checkpoint("allgather", "");
   check_served(full, several ? "dist.ep=" + ranks : "");
   if (world().size() == 4) check_served(divided, "dist.pp=2 dist.ep=2");
+  // Every rank has all tokens, and drops those that one rank drops.
+  for (const std::string policy : {"probs", "position"}) {
+    const fs::path dropping = trained_by_rank_0(
+        "moe",
+        experts + "allgather model.moe_expert_capacity_factor=0.75 model.moe_token_drop_policy=" + policy,
+        "dropping-" + policy);
+    check_served(dropping, several ? "dist.ep=" + ranks : "");
+  }
   if (world().size() == 2) {
     const auto refusal = [&](const std::string& layout) {
       try {
@@ -251,6 +259,16 @@ TEST_CASE("a model with experts generates alike on one rank and on expert-parall
     CHECK(refusal("dist.tp=2 dist.ep=2").find("needs `dist.sequence_parallel`") != std::string::npos);
     const std::string both = refusal("dist.tp=2 dist.ep=2 dist.etp=1 dist.sp=true");
     CHECK(both.find("either dist.tp or dist.ep") != std::string::npos);
+  }
+}
+
+TEST_CASE("latent attention and attention sinks beside experts generate alike on several ranks") {
+  if (world().size() == 1) return;
+  const std::string ranks = std::to_string(world().size());
+  for (const std::string name : {"latent_moe", "gpt_oss"}) {
+    const fs::path checkpoint = trained_by_rank_0(name, "", "of-experts-" + name);
+    for (const std::string layout : {"dist.tp=", "dist.pp=", "dist.ep="})
+      check_served(checkpoint, layout + ranks);
   }
 }
 
