@@ -48,7 +48,7 @@ struct Layout {
 #define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
 #define TWO_LOSSES                                                \
   "model.moe_router_load_balancing_type=[aux_loss,seq_aux_loss] " \
-  "model.moe_aux_loss_coeff=[0.02,0.3] "
+  "model.moe_aux_loss_coeff=[0.02,0.3] train.micro_batch_size=2 "
 #define IN_GROUPS                            \
   "model.moe_router_score_function=sigmoid " \
   "model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
