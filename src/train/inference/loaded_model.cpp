@@ -110,8 +110,8 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   require_same_recipe(world, config);
   // Layers of multi-token prediction take part in training only.
   config_.model.mtp_num_layers.reset();
-  // Every expert-parallel rank has all tokens. Capacities are those of its own tokens with `alltoall`; those of
-  // `allgather` would count the copies of all ranks, and the ranks would drop different ones.
+  // Overrides may give the experts a capacity. Every expert-parallel rank has all tokens: with `alltoall` it
+  // counts its own, with `allgather` the copies of all ranks, which would drop different tokens each.
   if (config_.model.moe_expert_capacity_factor)
     config_.model.moe_token_dispatcher_type = config::TokenDispatcher::alltoall;
   // The contents of the checkpoint were verified when it was chosen.
