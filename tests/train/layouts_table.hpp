@@ -306,6 +306,13 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe_canonical", EP("2") FULL},
     {2, false, "moe_canonical", "dist.tp=2"},
     {2, false, "moe_canonical", "dist.pp=2 " ZB_H1},
+    // Nothing is trained in the first stage.
+    {2, true, "moe_canonical", "dist.pp=2 dist.vpp=2"},
+    {2, false, "moe_canonical", "dist.pp=2 " ZB_V},
+    {4, false, "moe_canonical", "dist.pp=4 " ZB_H1 FULL},
+    {4, false, "moe_canonical",
+     "dist.pp=2 dist.vpp=2 ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " SHARD
+     "optim_grads_params"},
     {2, false, "moe_canonical", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1"},
     {4, true, "moe_canonical", EP("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
     {4, false, "moe_canonical", EXCHANGED("2") "dist.tp=2 dist.sp=true" STAND_IN},

@@ -180,7 +180,9 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
     gradients.emplace("loss", one_);
   for (size_t depth = 1; depth <= static_cast<size_t>(stage.mtp_layers); ++depth)
     gradients.emplace(models::mtp_loss_name(depth), one_);
-  tape.backward(gradients, options);
+  // Beside adapters of later layers, nothing is trained in a stage with the embedding.
+  const bool trains = !gradient.defined() || tape.output("hidden_states").needs_gradient();
+  if (trains) tape.backward(gradients, options);
   Tensor result = stage.embedding ? Tensor() : tape.take_input_gradient("hidden_states");
   // Until its weight gradients the tape holds their inputs only.
   if (!options.delay_weight_gradients) tapes_.erase(found);
