@@ -83,9 +83,10 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
   losses_known_ = 0;
   if (model_.stages().back().head) {
     CategoryScope scope(MemoryCategory::workspace);
-    losses_.sums = Tensor::empty(context_.device, {micro_batches}, DType::f64);
+    const int64_t losses = std::max(micro_batches, least_losses_);
+    losses_.sums = Tensor::empty(context_.device, {losses}, DType::f64);
     if (timers && mtp_.depths > 0)
-      losses_.mtp_sums = Tensor::empty(context_.device, {micro_batches, mtp_.depths}, DType::f64);
+      losses_.mtp_sums = Tensor::empty(context_.device, {losses, mtp_.depths}, DType::f64);
   }
   // An earlier call may have ended with an error.
   batches_.clear();
