@@ -109,7 +109,7 @@ std::string modules_text(const RunShape& s) {
   const auto add = [&](bool on, const char* name) {
     if (on) text += (text.empty() ? "" : ",") + std::string(name);
   };
-  const bool dense = !s.experts || s.experts->first_dense > 0 || s.experts->every > 1;
+  const bool dense = !s.experts || std::ssize(s.experts->layers) < s.layers;
   add(r.attention, s.latent ? "mla_up_proj" : "core_attn");
   add(r.norms, "layernorm");
   add(r.mlp && dense, "mlp");

@@ -207,6 +207,8 @@ inline constexpr Layout kLayouts[] = {
     {2, true, "moe", "dist.tp=2"},
     {2, false, "moe", "dist.tp=2 dist.sp=true"},
     {2, false, "moe", "dist.tp=2 dist.sp=true " DROP " " FULL},
+    {2, false, "moe_turns", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1"},
+    {4, true, "moe_turns", EP("2") "dist.pp=2 dist.vpp=2 " SHARD "optim_grads_params"},
     {4, true, "moe_four", EP("2") "dist.tp=2 dist.sp=true"},
     {4, false, "moe_four", EP("4") SHARD "optim"},
     {4, false, "moe_four",
