@@ -4,8 +4,8 @@
 For every scheme of `peft` and several families of tests/formats/families: a short run beside the model, its
 adapters as PEFT's files; PeftModel.from_pretrained loads them, with no key missing or unused. The logits
 equal those of the merged checkpoint under Transformers, and PEFT's own merge gives the same weights. PEFT's
-fixtures go to a checkpoint and back too. Needs torch, transformers, peft, safetensors. Adapters of experts are
-modules with Transformers 4, which does not read the other fixtures; with Transformers 5 PEFT converts them.
+fixtures go to a checkpoint and back too. Needs torch, transformers, peft, safetensors. Experts are modules
+with Transformers 4, which does not read the other fixtures; with Transformers 5 PEFT converts their adapters.
 """
 
 import argparse
