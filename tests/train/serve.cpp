@@ -273,10 +273,10 @@ TEST_CASE("a model that was trained with a capacity of its experts drops no toke
   check_near(model.next_logits(tokens, at_once), last);
 }
 
-TEST_CASE("latent attention and attention sinks beside experts generate alike on several ranks") {
+TEST_CASE("models with experts of every family generate alike on several ranks") {
   if (world().size() == 1) return;
   const std::string ranks = std::to_string(world().size());
-  for (const std::string name : {"latent_moe", "gpt_oss"}) {
+  for (const std::string name : {"latent_moe", "gpt_oss", "moe_bias", "moe_mtp"}) {
     const fs::path checkpoint = trained_by_rank_0(name, "", "of-experts-" + name);
     for (const std::string layout : {"dist.tp=", "dist.pp=", "dist.ep="})
       check_served(checkpoint, layout + ranks);
