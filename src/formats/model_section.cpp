@@ -6,6 +6,7 @@
 #include "config/core/emit.hpp"
 #include "config/core/field.hpp"
 #include "config/sections/config.hpp"
+#include "config/sections/moe_layers.hpp"
 
 namespace capstan::formats {
 
@@ -84,6 +85,8 @@ std::vector<Difference> differences(const ModelConfig& first, const ModelConfig&
   std::vector<Difference> result;
   for (const FieldInfo* field : config::schema().fields()) {
     if (field->section != "model" || (!counts(*field, a) && !counts(*field, b))) continue;
+    const bool of_layers = field->name == "moe_layer_freq" || field->name == "moe_first_dense_layers";
+    if (of_layers && config::moe_layers(first) == config::moe_layers(second)) continue;
     const Value x = config::schema().load(&a, *field), y = config::schema().load(&b, *field);
     if (!alike(x, y))
       result.push_back(

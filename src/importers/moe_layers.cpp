@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/text.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "importers/rule.hpp"
 
 namespace capstan::importers {
@@ -16,22 +17,22 @@ constexpr size_t kMaxLayers = 1 << 13;
 class LayerList {
  public:
   explicit LayerList(std::string_view text) : text_(text) {}
-  std::optional<std::vector<int>> parse() {
-    std::vector<int> layers;
+  std::optional<std::vector<int64_t>> parse() {
+    std::vector<int64_t> layers;
     if (!sum(layers) || (skip_spaces(), at_ != text_.size())) return std::nullopt;
     return layers;
   }
 
  private:
-  bool sum(std::vector<int>& layers) {
+  bool sum(std::vector<int64_t>& layers) {
     do {
-      std::vector<int> part;
+      std::vector<int64_t> part;
       if (!product(part) || layers.size() + part.size() > kMaxLayers) return false;
       layers.insert(layers.end(), part.begin(), part.end());
     } while (take('+'));
     return true;
   }
-  bool product(std::vector<int>& layers) {
+  bool product(std::vector<int64_t>& layers) {
     if (take('(')) {
       if (++parentheses_ > 8 || !sum(layers) || !take(')')) return false;
     } else if (!list(layers)) {
@@ -40,18 +41,18 @@ class LayerList {
     while (take('*')) {
       const auto times = number();
       if (!times || layers.size() * *times > kMaxLayers) return false;
-      const std::vector<int> once = std::move(layers);
+      const std::vector<int64_t> once = std::move(layers);
       layers.clear();
       for (size_t i = 0; i < *times; ++i) layers.insert(layers.end(), once.begin(), once.end());
     }
     return true;
   }
-  bool list(std::vector<int>& layers) {
+  bool list(std::vector<int64_t>& layers) {
     if (!take('[')) return false;
     while (!take(']')) {
       const auto value = number();
       if (!value || *value > 1) return false;
-      layers.push_back(static_cast<int>(*value));
+      layers.push_back(static_cast<int64_t>(*value));
       if (!take(',') && peek() != ']') return false;
     }
     return true;
@@ -83,28 +84,18 @@ class LayerList {
   int parentheses_ = 0;
 };
 
-// moe_layer_freq and moe_first_dense_layers with which the layers are these; nullopt: there are none.
-struct Pattern {
-  int64_t frequency, first_dense;
-};
-std::optional<Pattern> pattern_of(const std::vector<int>& layers) {
-  const auto first = std::find(layers.begin(), layers.end(), 1);
-  if (first == layers.end()) return std::nullopt;
-  const auto dense = static_cast<size_t>(first - layers.begin());
-  for (size_t frequency = 1; frequency <= layers.size(); ++frequency) {
-    bool same = true;
-    for (size_t i = 0; i < layers.size(); ++i)
-      same = same && (layers[i] == 1) == (i >= dense && i % frequency == 0);
-    if (same) return Pattern{static_cast<int64_t>(frequency), static_cast<int64_t>(dense)};
-  }
-  return std::nullopt;
-}
-
 std::string text_of(const config::Node& value) {
   if (value.kind == config::Node::Kind::scalar) return value.text;
   std::vector<std::string> items;
   for (const config::Node& item : value.items) items.push_back(item.text);
   return "[" + join(items, ",") + "]";
+}
+
+config::Node node_of(const std::vector<int64_t>& values) {
+  config::Node list;
+  list.kind = config::Node::Kind::list;
+  for (const int64_t value : values) list.items.push_back(config::Node::scalar(std::to_string(value), {}));
+  return values.size() == 1 ? list.items[0] : list;
 }
 
 }  // namespace
@@ -118,18 +109,16 @@ void take_moe_layers(Reader& reader, const SourceItem& item) {
     return;
   }
   const auto layers = LayerList(text).parse();
-  const auto pattern = layers ? pattern_of(*layers) : std::nullopt;
-  if (!pattern)
-    return reader.draft.omit(
-        item.from, value, layers ? OmissionReason::unsupported : OmissionReason::to_fill_in,
-        layers ? "layers with experts that no model.moe_layer_freq and model.moe_first_dense_layers describe"
-               : "a list of layers: see model.moe_layer_freq and model.moe_first_dense_layers");
-  if (pattern->frequency == 1 && pattern->first_dense == 0)
+  if (!layers)
+    return reader.draft.omit(item.from, value, OmissionReason::to_fill_in,
+                             "a list of layers: see model.moe_layer_freq");
+  const config::MoeLayerPattern pattern = config::moe_layer_pattern(*layers);
+  const std::vector<int64_t>& freq = pattern.layer_freq.items;
+  if (freq == std::vector<int64_t>{1} && pattern.first_dense == 0)
     return reader.draft.omit(item.from, value, OmissionReason::off, "every layer has experts");
-  if (pattern->frequency > 1)
-    reader.draft.set("model.moe_layer_freq", std::to_string(pattern->frequency), item.from);
-  if (pattern->first_dense > 0)
-    reader.draft.set("model.moe_first_dense_layers", std::to_string(pattern->first_dense), item.from);
+  if (freq != std::vector<int64_t>{1}) reader.draft.set("model.moe_layer_freq", node_of(freq), item.from);
+  if (pattern.first_dense > 0)
+    reader.draft.set("model.moe_first_dense_layers", std::to_string(pattern.first_dense), item.from);
 }
 
 }  // namespace capstan::importers

@@ -42,7 +42,7 @@ int64_t largest_stage(const RunShape& s) {
 namespace {
 
 bool has_dense_layers(const RunShape& s) {
-  return !s.experts || s.experts->first_dense > 0 || s.experts->every > 1;
+  return !s.experts || std::ssize(s.experts->layers) < s.layers;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "config/sections/batch_ramp.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
 
 namespace capstan::planner {
@@ -89,8 +90,7 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                             m.moe_router_topk,
                             m.moe_ffn_hidden_size.value_or(s.ffn),
                             m.moe_shared_expert_intermediate_size.value_or(0),
-                            m.moe_first_dense_layers,
-                            m.moe_layer_freq,
+                            config::moe_layers(m),
                             m.moe_router_group_topk.value_or(0),
                             (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0)};
   if (m.multi_latent_attention)

@@ -2,6 +2,7 @@
 // and time follow by formula. Plain numbers: a recipe gives one, and so does a row of a published table.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -39,9 +40,9 @@ enum class TokenDispatch : uint8_t { alltoall, allgather, deduplicated };
 
 struct ExpertShape {
   int64_t count = 1, topk = 1;
-  int64_t ffn = 0;         // width of one expert
-  int64_t shared_ffn = 0;  // width of the shared experts, 0: none
-  int64_t first_dense = 0, every = 1;
+  int64_t ffn = 0;              // width of one expert
+  int64_t shared_ffn = 0;       // width of the shared experts, 0: none
+  std::vector<int64_t> layers;  // indices of the layers with experts, ascending
   // The experts of a token are in at most so many groups of experts; 0: in any.
   int64_t group_topk = 0;
   // Vectors of one value per expert beside the router's matrix: its bias, and the one that balances the load.
@@ -143,7 +144,7 @@ struct RunShape {
   // Data-parallel replicas of routed experts.
   int64_t expert_dp() const { return gpus() / (etp * ep * pp); }
   bool is_expert_layer(int64_t layer) const {
-    return experts && layer >= experts->first_dense && layer % experts->every == 0;
+    return experts && std::ranges::binary_search(experts->layers, layer);
   }
   // Width of all query heads and of all key or value heads: elements of one token.
   int64_t query_width() const { return heads * head_dim; }

@@ -142,6 +142,24 @@ TEST_CASE("the indices of Megatron's order are part of the estimate and of what 
   CHECK_MESSAGE(contains(unread.out, "\nwithout the indices of Megatron's order: not found: "), unread.out);
 }
 
+TEST_CASE("evaluation and generation take no more memory than the limit allows") {
+  const ScratchDirectory scratch;
+  const Finished trained =
+      in(scratch, "train", recipe({"tokenizer=byte", "model.vocab_size=257", "train.train_iters=1"}),
+         {"--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  scratch.write("text.txt", "the captain turns the capstan");
+  for (const Words& words :
+       {Words{"eval", "r", "--text", "text.txt"}, Words{"generate", "r", "--prompt", "a"}}) {
+    CAPTURE(words[0]);
+    Words more(words.begin() + 1, words.end());
+    CHECK(in(scratch, words[0], more, {"resilience.memory_limit=100MiB"}).code == 0);
+    const Finished refused = in(scratch, words[0], more, {"resilience.memory_limit=100KiB"});
+    CHECK(refused.code == 3);
+    CHECK_MESSAGE(contains(refused.err, "resilience.memory_limit allows 100.0 KiB"), refused.err);
+  }
+}
+
 TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds") {
   const ScratchDirectory scratch;
   write_samples(scratch, 80'000, 120);

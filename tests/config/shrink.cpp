@@ -229,6 +229,18 @@ TEST_CASE("a shrunk recipe names the full one") {
   CHECK(from.layout->world_size > 1);
 }
 
+TEST_CASE("of a list of layers with experts the first ones are left, of both kinds") {
+  const auto path = std::filesystem::current_path() / "capstan-shrink-layers.yaml";
+  std::string list = "[1, 1, 1, 0";
+  for (int layer = 4; layer < 32; ++layer) list += layer % 2 ? ", 1" : ", 0";
+  std::ofstream(path, std::ios::binary)
+      << "extends: mixtral-8x7b\nname: own\nmodel.moe_layer_freq: " << list << "]\n";
+  const config::ModelConfig small = shrunk(path.string()).config.model;
+  CHECK(small.num_layers == 4);
+  CHECK(small.moe_layer_freq.items == std::vector<int64_t>{1, 1, 1, 0});
+  std::filesystem::remove(path);
+}
+
 TEST_CASE("recipes of one's own: other layouts, lengths and schedules") {
   const auto path = std::filesystem::current_path() / "capstan-shrink-own.yaml";
   for (const std::string more :

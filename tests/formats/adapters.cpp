@@ -72,6 +72,8 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
                                                {"dora", "llama", true},
                                                {"dora_part", "llama", true},
                                                {"phi3", "phi3", false},
+                                               {"gpt_neox", "gpt_neox", false},
+                                               {"mixtral", "mixtral", true},
                                                {"gpt2", "gpt2", false}}) {
     CAPTURE(name);
     Base base(base_name);

@@ -13,6 +13,7 @@
 #include "base/json.hpp"
 #include "checkpoint/reader.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/rotary.hpp"
 #include "formats/convert.hpp"
 #include "formats/family.hpp"
@@ -136,6 +137,34 @@ TEST_CASE("a model of no family is refused with the field that differs") {
   CHECK(holds(error_of([&] { write_hf_config(model, DType::f32); }), "model.rotary_interleaved is true"));
 }
 
+TEST_CASE("the layers with experts of a Qwen are those of its class, and an export names the others") {
+  const auto read = [](const std::string& dense, int64_t step) {
+    Copy copy("qwen3_moe_turns");
+    replace_in(copy.path / "config.json", "\"mlp_only_layers\": [\n    0,\n    2\n  ]",
+               "\"mlp_only_layers\": " + dense);
+    replace_in(copy.path / "config.json", "\"decoder_sparse_step\": 1",
+               "\"decoder_sparse_step\": " + std::to_string(step));
+    return read_hf_config(read_file(copy.path / "config.json"), "config.json").model;
+  };
+  using Layers = std::vector<int64_t>;
+  for (const auto& [dense, step, experts] : {std::tuple<std::string, int64_t, Layers>{"[]", 1, {0, 1, 2, 3}},
+                                             {"[0, 1]", 1, {2, 3}},
+                                             {"[1, 3]", 1, {0, 2}},
+                                             {"[]", 2, {1, 3}},
+                                             {"[1, 7]", 2, {3}},
+                                             {"[0]", 3, {2}}}) {
+    CAPTURE(dense);
+    CAPTURE(step);
+    const config::ModelConfig model = read(dense, step);
+    CHECK(config::moe_layers(model) == experts);
+    const HfModel back = read_hf_config(write_hf_config(model, DType::f32).text, "config.json");
+    CHECK(config::moe_layers(back.model) == experts);
+  }
+  CHECK(read("[1, 3]", 1).moe_layer_freq == 2);
+  CHECK(read("[0, 1]", 1).moe_first_dense_layers == 2);
+  CHECK(read("[]", 2).moe_layer_freq.items == Layers{0, 1, 0, 1});
+}
+
 TEST_CASE("models with experts that Capstan does not compute are refused by name") {
   const auto refused = [](const char* family, const std::string& from, const std::string& to) {
     Copy copy(family);
@@ -149,9 +178,9 @@ TEST_CASE("models with experts that Capstan does not compute are refused by name
   CHECK(holds(refused("mixtral", "\"num_local_experts\": 5", "\"num_local_experts\": 5, \"num_experts\": 4"),
               "differ"));
   CHECK(holds(refused("olmoe", "\"clip_qkv\": null", "\"clip_qkv\": 8.0"), "clip_qkv"));
-  CHECK(holds(refused("qwen3_moe", "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2"),
-              "decoder_sparse_step"));
-  CHECK(holds(refused("qwen3_moe", "\"mlp_only_layers\": [\n    0", "\"mlp_only_layers\": [\n    1"),
+  CHECK(holds(refused("qwen3_moe", "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 4"),
+              "no layer has experts"));
+  CHECK(holds(refused("qwen3_moe", "\"mlp_only_layers\": [\n    0", "\"mlp_only_layers\": [\n    0.5"),
               "mlp_only_layers"));
   CHECK(holds(refused("qwen2_moe", "\"use_sliding_window\": false", "\"use_sliding_window\": true"),
               "use_sliding_window"));

@@ -5,7 +5,8 @@ python3 tests/formats/make_adapters.py [NAME…]
 Writes tests/formats/adapters/NAME/ (adapter_config.json, adapter_model.safetensors), NAME/merged.safetensors:
 the weights that PEFT's merge makes of the adapted modules, and NAME/expected.safetensors: tokens, the logits
 and mean loss of the first batch, the gradients of all that trains, and the losses of a few steps of AdamW,
-computed in fp64 and kept in fp32. Needs torch, transformers, peft, safetensors.
+computed in fp64 and kept in fp32. Needs torch, transformers, peft, safetensors; `mixtral` needs transformers
+4, in which each matrix of an expert is a module.
 """
 
 import copy
@@ -42,6 +43,9 @@ ADAPTERS = {
                                 target_modules=["q_proj", "v_proj", "up_proj", "o_proj"])),
     "phi3": ("phi3", dict(r=3, lora_alpha=6, use_dora=True,
                           target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
+    "gpt_neox": ("gpt_neox", dict(r=3, lora_alpha=6, target_modules=["query_key_value", "dense",
+                                                                    "dense_h_to_4h", "dense_4h_to_h"])),
+    "mixtral": ("mixtral", dict(r=2, lora_alpha=3, target_modules=["q_proj", "o_proj", "w1", "w2", "w3"])),
     "gpt2": ("gpt2", dict(r=2, lora_alpha=4, fan_in_fan_out=True, target_modules=["c_attn", "c_fc"])),
 }
 

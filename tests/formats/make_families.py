@@ -79,6 +79,10 @@ MODELS = {
     # The first layer is dense.
     "qwen3_moe": ("Qwen3Moe", with_(num_hidden_layers=3, num_experts=6, num_experts_per_tok=3,
                                     moe_intermediate_size=10, mlp_only_layers=[0], norm_topk_prob=True)),
+    # Dense layers and layers with experts take turns.
+    "qwen3_moe_turns": ("Qwen3Moe", with_(num_hidden_layers=4, num_experts=4, num_experts_per_tok=2,
+                                          moe_intermediate_size=10, mlp_only_layers=[0, 2],
+                                          norm_topk_prob=True)),
     "olmoe": ("Olmoe", with_(head_dim=NOT_THERE, intermediate_size=10, num_experts=7, num_experts_per_tok=3,
                              norm_topk_prob=False)),
     # With an expert for all tokens, and its gate.

@@ -228,7 +228,7 @@ RunShape layer_with_experts() {
   RunShape s;
   s.layers = 1, s.hidden = 4096, s.heads = 32, s.kv_groups = 8, s.head_dim = 128, s.seq = 4096;
   s.ffn = 16384, s.vocab = 32768, s.gated = true;
-  s.experts = ExpertShape{.count = 64, .topk = 8, .ffn = 2048, .shared_ffn = 2048};
+  s.experts = ExpertShape{.count = 64, .topk = 8, .ffn = 2048, .shared_ffn = 2048, .layers = {0}};
   s.ep = s.dp = 8, s.global_batch = 8;
   split_evenly(s);
   return s;

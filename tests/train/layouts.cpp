@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <map>
 
@@ -363,21 +364,43 @@ TEST_CASE("half of the rows in fp32 give the same losses in bf16") {
   }
 }
 
-TEST_CASE("random legal layouts") {
-  if (world().size() == 1) return;
-  PhiloxSequence random(philox_key(static_cast<uint64_t>(world().size()), purpose::test, 77));
-  const auto pick = [&](const std::vector<std::string>& of) { return of[random.below(of.size())]; };
+namespace {
+
+// Draws overrides.
+class Draw {
+ public:
+  explicit Draw(uint64_t number)
+      : random_(philox_key(static_cast<uint64_t>(world().size()), purpose::test, number)) {}
+  std::string of(const std::vector<std::string>& choices) { return choices[random_.below(choices.size())]; }
+  std::string layout() {
+    std::string text = "dist.tp=" + of({"1", "2", "3", "4", "8"});
+    text += " dist.pp=" + of({"1", "2", "4"}) + " ";
+    text += "dist.cp=" + of({"1", "2", "3", "4"}) + " ";
+    text += "dist.cp_comm_type=" + of({"p2p", "all_gather", "a2a"}) + " ";
+    text += of({"", "dist.sp=true "});
+    text += of({"", "dist.vpp=2 "});
+    text += SHARD + of({"no_shard", "optim", "optim_grads", "optim_grads_params"}) + " ";
+    return text + of({"", "ddp.overlap_grad_reduce=true "});
+  }
+  std::string layout_of_experts() {
+    std::string text = of({EP("1"), EP("2"), EP("4"), EXCHANGED("2"), EXCHANGED("4"), EXCHANGED("8")});
+    text += of({"", "dist.etp=1 ", "dist.etp=2 "});
+    text += of({"", ZB_H1, ZB_V});
+    text += of({"", BESIDE_SHARED, PADDED " "});
+    text += of({"", HYBRID});
+    text += of({"", "ddp.overlap_param_gather=true "});
+    return text + of({"", FULL, RECOMPUTE("moe"), RECOMPUTE("layernorm,moe_act,shared_experts")});
+  }
+
+ private:
+  PhiloxSequence random_;
+};
+
+// Trains on the first drawn layouts that the rules allow: recipe and overrides.
+void check_drawn(const std::function<std::pair<std::string, std::string>()>& draw) {
   int tried = 0;
-  for (int draw = 0; draw < 4000 && tried < (kAll ? 6 : 1); ++draw) {
-    const std::string recipe = pick({"gpt", "llama"});
-    std::string overrides = "dist.tp=" + pick({"1", "2", "3", "4", "8"}) +
-                            " dist.pp=" + pick({"1", "2", "4"}) + " dist.cp=" + pick({"1", "2", "3", "4"}) +
-                            " " + pick({"", "dist.sp=true"}) + " " + pick({"", "dist.vpp=2"}) + " " +
-                            pick({"", FULL}) + " " + pick({"", DROP}) + " " + SHARD +
-                            pick({"no_shard", "optim", "optim_grads", "optim_grads_params"}) + " " +
-                            pick({"", "ddp.overlap_grad_reduce=true"}) +
-                            " dist.cp_comm_type=" + pick({"p2p", "all_gather", "a2a"}) +
-                            " train.micro_batch_size=" + pick({"1", "2"});
+  for (int number = 0; number < 4000 && tried < (kAll ? 6 : 1); ++number) {
+    auto [recipe, overrides] = draw();
     if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
     std::string errors;
     (void)resolve(recipe, overrides, world().size(), &errors);
@@ -386,6 +409,29 @@ TEST_CASE("random legal layouts") {
     check_layout(recipe, overrides, 4, false);
   }
   CHECK(tried > 0);
+}
+
+}  // namespace
+
+TEST_CASE("random legal layouts") {
+  if (world().size() == 1) return;
+  Draw draw(77);
+  check_drawn([&] {
+    const std::string recipe = draw.of({"gpt", "llama"}), layout = draw.layout();
+    const std::string recomputed = draw.of({"", FULL " "}), dropout = draw.of({"", DROP " "});
+    return std::pair{recipe, layout + recomputed + dropout + "train.micro_batch_size=" + draw.of({"1", "2"})};
+  });
+}
+
+TEST_CASE("random legal layouts of models with experts, also beside adapters") {
+  if (world().size() == 1) return;
+  Draw draw(78);
+  check_drawn([&] {
+    const std::string recipe = draw.of({"moe_four", "moe_bias", "moe_turns", "moe_mtp", "moe_lora",
+                                        "moe_canonical", "latent_moe", "gpt_oss"}),
+                      layout = draw.layout();
+    return std::pair{recipe, layout + draw.layout_of_experts()};
+  });
 }
 
 TEST_CASE(

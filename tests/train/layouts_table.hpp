@@ -48,7 +48,7 @@ struct Layout {
 #define OF_SEQUENCES "model.moe_router_load_balancing_type=seq_aux_loss "
 #define TWO_LOSSES                                                \
   "model.moe_router_load_balancing_type=[aux_loss,seq_aux_loss] " \
-  "model.moe_aux_loss_coeff=[0.02,0.3] "
+  "model.moe_aux_loss_coeff=[0.02,0.3] train.micro_batch_size=2 "
 #define IN_GROUPS                            \
   "model.moe_router_score_function=sigmoid " \
   "model.moe_router_num_groups=2 model.moe_router_group_topk=1 "
@@ -207,6 +207,8 @@ inline constexpr Layout kLayouts[] = {
     {2, true, "moe", "dist.tp=2"},
     {2, false, "moe", "dist.tp=2 dist.sp=true"},
     {2, false, "moe", "dist.tp=2 dist.sp=true " DROP " " FULL},
+    {2, false, "moe_turns", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1"},
+    {4, true, "moe_turns", EP("2") "dist.pp=2 dist.vpp=2 " SHARD "optim_grads_params"},
     {4, true, "moe_four", EP("2") "dist.tp=2 dist.sp=true"},
     {4, false, "moe_four", EP("4") SHARD "optim"},
     {4, false, "moe_four",
@@ -306,6 +308,13 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe_canonical", EP("2") FULL},
     {2, false, "moe_canonical", "dist.tp=2"},
     {2, false, "moe_canonical", "dist.pp=2 " ZB_H1},
+    // Nothing is trained in the first stage.
+    {2, true, "moe_canonical", "dist.pp=2 dist.vpp=2"},
+    {2, false, "moe_canonical", "dist.pp=2 " ZB_V},
+    {4, false, "moe_canonical", "dist.pp=4 " ZB_H1 FULL},
+    {4, false, "moe_canonical",
+     "dist.pp=2 dist.vpp=2 ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " SHARD
+     "optim_grads_params"},
     {2, false, "moe_canonical", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1"},
     {4, true, "moe_canonical", EP("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
     {4, false, "moe_canonical", EXCHANGED("2") "dist.tp=2 dist.sp=true" STAND_IN},

@@ -41,6 +41,8 @@ constexpr Case kCases[] = {{"lora", "llama", config::PeftScheme::canonical_lora}
                            {"dora", "llama", config::PeftScheme::canonical_dora},
                            {"dora_part", "llama", config::PeftScheme::canonical_dora},
                            {"phi3", "phi3", config::PeftScheme::dora},
+                           {"gpt_neox", "gpt_neox", config::PeftScheme::lora},
+                           {"mixtral", "mixtral", config::PeftScheme::canonical_lora},
                            {"gpt2", "gpt2", config::PeftScheme::lora}};
 
 std::string base_of(const Case& c) {
@@ -75,6 +77,9 @@ config::Resolution recipe_of(const Case& c, int64_t ranks, std::vector<std::stri
   BaseModel base = BaseModel::open(base_of(c));
   const auto adapters = open_adapters(adapter_of(c), base, external->model());
   for (const std::string& text : adapter_overrides(adapters.peft)) more.push_back(text);
+  // The fixture's class adds no loss of its routers.
+  if (external->model().num_moe_experts)
+    more.insert(more.end(), {"model.moe_router_load_balancing_type=none", "model.moe_aux_loss_coeff=0"});
   for (const std::string& text :
        {"peft.adapter=" + adapter_of(c), "checkpoint.pretrained_checkpoint=" + base_of(c),
         "model.seq_length=" + std::to_string(kSequence), std::string("train.global_batch_size=2"),

@@ -159,12 +159,13 @@ void check_near(const std::vector<T>& got, const std::vector<T>& expected) {
   CHECK(apart <= 1e-5 * std::max(most, 1.0));
 }
 
-// On every rank: the answers of all ranks against those of one rank that holds the full model.
-void check_served(const fs::path& checkpoint, const std::string& overrides) {
-  INFO(checkpoint.filename(), " served with: ", overrides);
+// On every rank: the answers of all ranks against those of one rank that holds the full model. `more`:
+// overrides of both.
+void check_served(const fs::path& checkpoint, const std::string& overrides, const std::string& more = "") {
+  INFO(checkpoint.filename(), " served with: ", overrides, " ", more);
   const auto alone = comm::World::single_process();
-  LoadedModel one = loaded(checkpoint, "", *alone);
-  LoadedModel all = loaded(checkpoint, overrides, world());
+  LoadedModel one = loaded(checkpoint, more, *alone);
+  LoadedModel all = loaded(checkpoint, overrides + " " + more, world());
   const config::DistConfig& d = all.config().dist;
   CHECK(d.tensor_model_parallel_size * d.pipeline_model_parallel_size * d.expert_model_parallel_size ==
         world().size());
@@ -236,6 +237,10 @@ TEST_CASE("a model with experts generates alike on one rank and on expert-parall
   const fs::path full = checkpoint("allgather", "");
   check_served(full, several ? "dist.ep=" + ranks : "");
   if (world().size() == 4) check_served(divided, "dist.pp=2 dist.ep=2");
+  // Where overrides keep a capacity, every rank has all tokens, and drops those that one rank drops.
+  for (const std::string policy : {"probs", "position"})
+    check_served(full, several ? "dist.ep=" + ranks : "",
+                 "model.moe_expert_capacity_factor=0.75 model.moe_token_drop_policy=" + policy);
   if (world().size() == 2) {
     const auto refusal = [&](const std::string& layout) {
       try {
@@ -251,6 +256,30 @@ TEST_CASE("a model with experts generates alike on one rank and on expert-parall
     CHECK(refusal("dist.tp=2 dist.ep=2").find("needs `dist.sequence_parallel`") != std::string::npos);
     const std::string both = refusal("dist.tp=2 dist.ep=2 dist.etp=1 dist.sp=true");
     CHECK(both.find("either dist.tp or dist.ep") != std::string::npos);
+  }
+}
+
+TEST_CASE("a model that was trained with a capacity of its experts drops no token afterwards") {
+  const fs::path checkpoint = trained_by_rank_0(
+      "moe", "model.moe_expert_capacity_factor=0.5 model.moe_pad_expert_input_to_capacity=true", "capacity");
+  const auto alone = comm::World::single_process();
+  LoadedModel model = loaded(checkpoint, "", *alone);
+  CHECK_FALSE(model.config().model.moe_expert_capacity_factor);
+  // Logits do not depend on how many tokens are computed at once.
+  const std::vector<int32_t> tokens{1, 2, 3, 1, 2, 3, 1, 2, 3, 4};
+  auto at_once = model.make_cache(24), one_by_one = model.make_cache(24);
+  std::vector<float> last;
+  for (const int32_t token : tokens) last = model.next_logits({&token, 1}, one_by_one);
+  check_near(model.next_logits(tokens, at_once), last);
+}
+
+TEST_CASE("models with experts of every family generate alike on several ranks") {
+  if (world().size() == 1) return;
+  const std::string ranks = std::to_string(world().size());
+  for (const std::string name : {"latent_moe", "gpt_oss", "moe_bias", "moe_mtp"}) {
+    const fs::path checkpoint = trained_by_rank_0(name, "", "of-experts-" + name);
+    for (const std::string layout : {"dist.tp=", "dist.pp=", "dist.ep="})
+      check_served(checkpoint, layout + ranks);
   }
 }
 

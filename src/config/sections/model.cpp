@@ -396,9 +396,12 @@ void expert_fields(Section<ModelConfig>& s) {
     return field.used_when<Config>("`model.num_moe_experts` is set", has_experts);
   };
   moe(s.field("moe_layer_freq", &M::moe_layer_freq))
-      .doc("layers whose index, from 0, is a multiple of this are MoE layers, the others are dense")
+      .doc(
+          "layers whose index, from 0, is a multiple of this are MoE layers, others dense; or a list of a 1 "
+          "or "
+          "0 for each layer")
       .unit("layers")
-      .range(1, 1 << 20);
+      .range(0, 1 << 20);
   moe(s.field("moe_first_dense_layers", &M::moe_first_dense_layers))
       .doc("dense layers before the first MoE layer")
       .unit("layers")

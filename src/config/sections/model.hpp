@@ -277,7 +277,8 @@ struct ModelConfig {
 
   // ---- mixture of experts ----
   std::optional<int64_t> num_moe_experts;
-  int64_t moe_layer_freq = 1;
+  // One number, or a 0 or 1 for each layer.
+  OneOrMore<int64_t> moe_layer_freq = 1;
   int64_t moe_first_dense_layers = 0;
   // Derived: ffn_hidden_size.
   std::optional<int64_t> moe_ffn_hidden_size;

@@ -9,10 +9,30 @@
 
 namespace capstan::config {
 
-// As Megatron's integer moe_layer_freq: the layers whose index, from 0, is a multiple of it; none of the
-// first moe_first_dense_layers.
+// As Megatron's moe_layer_freq: one number, the layers whose index, from 0, is a multiple of it, but none of
+// the first moe_first_dense_layers; a list, the layers for which it has a 1.
 inline bool is_moe_layer(const ModelConfig& model, int64_t layer) {
-  return model.num_moe_experts && layer >= model.moe_first_dense_layers && layer % model.moe_layer_freq == 0;
+  if (!model.num_moe_experts) return false;
+  const std::vector<int64_t>& freq = model.moe_layer_freq.items;
+  if (freq.size() > 1) return layer < std::ssize(freq) && freq[static_cast<size_t>(layer)] == 1;
+  return layer >= model.moe_first_dense_layers && freq[0] > 0 && layer % freq[0] == 0;
+}
+
+// The values of both fields: a list only for layers that two numbers do not describe. layers: 1 for each
+// layer with experts, 0 for the others.
+struct MoeLayerPattern {
+  OneOrMore<int64_t> layer_freq = 1;
+  int64_t first_dense = 0;
+};
+inline MoeLayerPattern moe_layer_pattern(const std::vector<int64_t>& layers) {
+  const int64_t count = std::ssize(layers), dense = std::ranges::find(layers, 1) - layers.begin();
+  for (int64_t freq = 1; dense < count && freq <= count; ++freq) {
+    bool same = true;
+    for (int64_t i = 0; i < count; ++i)
+      same = same && (layers[static_cast<size_t>(i)] == 1) == (i >= dense && i % freq == 0);
+    if (same) return {freq, dense};
+  }
+  return {OneOrMore<int64_t>(layers), 0};
 }
 
 // The indices of all MoE layers.

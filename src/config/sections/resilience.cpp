@@ -30,8 +30,8 @@ void describe(Section<ResilienceConfig>& s) {
       .alias("dist.distributed_timeout_minutes");
   s.field("memory_limit", &R::memory_limit)
       .doc(
-          "limit of the device memory of one rank, for the estimate of a step before it starts and for the "
-          "allocator while it runs")
+          "limit of the device memory of one rank: of the estimate of a step, before it starts, and of the "
+          "allocator in training, eval and generate")
       .min(1)
       .effect(Effect::memory);
   s.field("memory_limit_host", &R::memory_limit_host)

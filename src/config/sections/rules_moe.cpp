@@ -283,12 +283,43 @@ RULE("R0723", balancing_losses_combine,
 RULE("R0716", some_layer_has_experts, "at least one layer of a model with experts has experts",
      "model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers") {
   if (!has_experts(c)) return;
-  const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
+  const auto& freq = c.model.moe_layer_freq.items;
   if (!moe_layers(c.model).empty()) return;
+  const std::string numbers = "moe_first_dense_layers is " + to_text(c.model.moe_first_dense_layers) +
+                              ", moe_layer_freq " + to_text(freq[0]);
   report
-      .error("no layer has experts: moe_first_dense_layers is " + to_text(before) + ", moe_layer_freq " +
-             to_text(every) + ", of " + counted(c.model.num_layers, "layer"))
-      .help("choose smaller values, or leave num_moe_experts unset");
+      .error("no layer has experts: " + (freq.size() > 1 ? "moe_layer_freq has no 1" : numbers) + ", of " +
+             counted(c.model.num_layers, "layer"))
+      .help(freq.size() > 1 ? "set a 1 for each layer with experts, or leave num_moe_experts unset"
+                            : "choose smaller values, or leave num_moe_experts unset");
+}
+
+RULE("R0724", listed_layers_fit,
+     "a list of moe_layer_freq has a 0 or a 1 for each layer, and excludes moe_first_dense_layers; a single "
+     "value is at least 1",
+     "model.moe_layer_freq", "model.moe_first_dense_layers", "model.num_layers") {
+  if (!has_experts(c)) return;
+  const auto& freq = c.model.moe_layer_freq.items;
+  if (freq.size() == 1) {
+    if (freq[0] < 1)
+      report.error("`model.moe_layer_freq` is 0, which no layer's index is a multiple of")
+          .help("set model.moe_layer_freq=1 for experts in every layer");
+    return;
+  }
+  const auto other = std::ranges::find_if(freq, [](int64_t n) { return n > 1; });
+  if (other != freq.end())
+    report.error("`model.moe_layer_freq` is a list with " + to_text(*other) + " in it")
+        .help("a list has 1 for each layer with experts and 0 for each dense layer");
+  if (std::ssize(freq) != c.model.num_layers)
+    report
+        .error("`model.moe_layer_freq` lists " + counted(std::ssize(freq), "layer") + ", and the model has " +
+               to_text(c.model.num_layers))
+        .help("give one value for each layer");
+  if (c.model.moe_first_dense_layers > 0)
+    report
+        .error("`model.moe_first_dense_layers` " + to_text(c.model.moe_first_dense_layers) +
+               " stands beside a list of moe_layer_freq, which has a 0 for each dense layer")
+        .help("set model.moe_first_dense_layers=0");
 }
 
 RULE("R0717", expert_exchange_overlaps,

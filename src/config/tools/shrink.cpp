@@ -199,13 +199,23 @@ class Shrinker {
   // Layers of every kind that the model has, in stages of equal size.
   void layers() {
     int64_t least = std::max(kLayers, m_.window_attn_skip_freq.value_or(1));
-    if (m_.num_moe_experts)
-      least = std::max(least, round_up(m_.moe_first_dense_layers, m_.moe_layer_freq) + 1);
+    const std::vector<int64_t>& freq = m_.moe_layer_freq.items;
+    if (m_.num_moe_experts && freq.size() == 1)
+      least = std::max(least, round_up(m_.moe_first_dense_layers, freq[0]) + 1);
+    for (const int64_t kind : {0, 1})
+      if (m_.num_moe_experts && freq.size() > 1)
+        least = std::max<int64_t>(least, std::ranges::find(freq, kind) - freq.begin() + 1);
     const int64_t besides = pp_ == 1 ? 0
                                      : int64_t{d_.account_for_embedding_in_pipeline_split} +
                                            int64_t{d_.account_for_loss_in_pipeline_split};
     const int64_t few = round_up(least + besides, pp_ * vp_) - besides;
     layers_ = set("model.num_layers", std::min(few, m_.num_layers), m_.num_layers);
+    if (m_.num_moe_experts && layers_ < std::ssize(freq)) {
+      std::string first;
+      for (int64_t layer = 0; layer < layers_; ++layer)
+        first += (layer ? ", " : "[") + std::to_string(freq[static_cast<size_t>(layer)]);
+      set("model.moe_layer_freq", first + "]");
+    }
     if (written("model.recompute_num_layers") && m_.recompute_num_layers)
       set("model.recompute_num_layers", std::min<int64_t>(*m_.recompute_num_layers, 1),
           *m_.recompute_num_layers);

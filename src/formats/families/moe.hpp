@@ -1,9 +1,12 @@
 // Shared by the families with experts. Included only by .cpp files.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
+#include <vector>
 
 #include "base/text.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "formats/family.hpp"
 
 namespace capstan::formats {
@@ -57,24 +60,32 @@ inline void write_norm_topk(const config::ModelConfig& m, OrderedJson& j) {
   j["norm_topk_prob"] = !m.moe_router_pre_softmax;
 }
 
-// The dense layers of Qwen. Transformers lists dense layers; Capstan has none, or the first ones.
+// The dense layers of Qwen: those that `mlp_only_layers` lists, and those whose number, from 1, is no
+// multiple of `decoder_sparse_step`.
 inline void read_dense_layers(ConfigJson& c, config::ModelConfig& m) {
-  c.only("decoder_sparse_step", 1, "every layer that `mlp_only_layers` does not name has experts");
-  const Json& layers = c.value("mlp_only_layers");
-  if (layers.is_null()) return;
-  if (!layers.is_array()) return c.refuse("`mlp_only_layers` is not a list of layers");
-  for (size_t i = 0; i < layers.size(); ++i)
-    if (layers[i] != static_cast<int64_t>(i))
-      return c.refuse("`mlp_only_layers` does not name the first layers in their order");
-  m.moe_first_dense_layers = static_cast<int64_t>(layers.size());
-  if (m.moe_first_dense_layers >= m.num_layers) c.refuse("`mlp_only_layers` names all layers");
+  const int64_t step = c.integer("decoder_sparse_step", 1);
+  std::vector<int64_t> layers;
+  for (int64_t layer = 1; layer <= m.num_layers; ++layer) layers.push_back(layer % step == 0);
+  const Json& dense = c.value("mlp_only_layers");
+  if (!dense.is_null() && !dense.is_array()) return c.refuse("`mlp_only_layers` is not a list of layers");
+  for (const Json& layer : dense) {
+    if (!layer.is_number_integer()) return c.refuse("`mlp_only_layers` is not a list of layers");
+    // The class looks its layers up in the list: other numbers change nothing.
+    if (layer >= 0 && layer < m.num_layers) layers[layer.get<size_t>()] = 0;
+  }
+  if (std::ranges::count(layers, 1) == 0)
+    return c.refuse("no layer has experts: `mlp_only_layers` and `decoder_sparse_step` leave none");
+  const config::MoeLayerPattern pattern = config::moe_layer_pattern(layers);
+  m.moe_layer_freq = pattern.layer_freq;
+  m.moe_first_dense_layers = pattern.first_dense;
 }
 // Also writes the width of the experts.
 inline void write_dense_layers(const config::ModelConfig& m, OrderedJson& j) {
   if (m.moe_ffn_hidden_size) j["moe_intermediate_size"] = *m.moe_ffn_hidden_size;
   j["decoder_sparse_step"] = 1;
   std::vector<int64_t> dense;
-  for (int64_t layer = 0; layer < m.moe_first_dense_layers; ++layer) dense.push_back(layer);
+  for (int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (m.num_moe_experts && !config::is_moe_layer(m, layer)) dense.push_back(layer);
   j["mlp_only_layers"] = dense;
 }
 

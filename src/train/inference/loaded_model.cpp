@@ -110,6 +110,10 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   require_same_recipe(world, config);
   // Layers of multi-token prediction take part in training only.
   config_.model.mtp_num_layers.reset();
+  // Overrides may give the experts a capacity. Every expert-parallel rank has all tokens: with `alltoall` it
+  // counts its own, with `allgather` the copies of all ranks, which would drop different tokens each.
+  if (config_.model.moe_expert_capacity_factor)
+    config_.model.moe_token_dispatcher_type = config::TokenDispatcher::alltoall;
   // The contents of the checkpoint were verified when it was chosen.
   BaseModel weights = BaseModel::open_verified(checkpoint.string());
   if (const checkpoint::Reader* reader = weights.checkpoint()) {
@@ -149,6 +153,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world));
   choose_tf32(*device_, config.mixed_precision);
+  limit_memory(*device_, config.resilience);
   connect(mesh_, choose_transport(config, world, gpu_of(world, *device_)).transport, config, world, *device_);
   model_ = models::build(config_.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};

@@ -17,7 +17,8 @@ namespace capstan::train {
 
 namespace {
 
-// Fields that concern training alone.
+// Fields that concern training alone. Capacities of experts do: what they drop depends on how many tokens are
+// computed at once, and an exported model has none.
 std::vector<std::string> left_out(int64_t ranks) {
   std::vector<std::string> paths = {"ddp",
                                     "comm_overlap",
@@ -28,6 +29,9 @@ std::vector<std::string> left_out(int64_t ranks) {
                                     "model.recompute_num_layers",
                                     "model.recompute_modules",
                                     "model.distribute_saved_activations",
+                                    "model.moe_expert_capacity_factor",
+                                    "model.moe_pad_expert_input_to_capacity",
+                                    "model.moe_token_drop_policy",
                                     "model.cpu_offloading",
                                     "model.cpu_offloading_num_layers"};
   std::vector<std::string> kept = {"dist.distributed_backend"};

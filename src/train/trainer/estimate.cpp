@@ -103,6 +103,8 @@ class MetaTrainer {
     if (reruns())
       store_.on_local_gradients([this](const Tensor& gradients) { totals_.add_to_fingerprint(gradients); });
     store_.after_load();
+    // The losses live until the end of the step, also those of the micro-batches that are left out here.
+    runner_.allocate_losses_of(micro_batches_);
   }
 
   const Device& device() const { return *device_; }
@@ -114,13 +116,6 @@ class MetaTrainer {
   StepCounts step(int64_t count, TapeObserver* observer) {
     const StepCounts before = counts_of(*device_, mesh_);
     store_.zero_gradients();
-    // The losses live until the end of the step, also those of the micro-batches that are left out here.
-    Tensor other_losses;
-    if (count < micro_batches_) {
-      CategoryScope scope(MemoryCategory::workspace);
-      other_losses = Tensor::empty(*device_, {micro_batches_ - count, 1 + model_->stages().back().mtp_layers},
-                                   DType::f64);
-    }
     StepTimers timers;
     const auto losses =
         runner_.forward_backward(count, source_of(config_.train.micro_batch_size), timers, observer);

@@ -83,9 +83,10 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
   losses_known_ = 0;
   if (model_.stages().back().head) {
     CategoryScope scope(MemoryCategory::workspace);
-    losses_.sums = Tensor::empty(context_.device, {micro_batches}, DType::f64);
+    const int64_t losses = std::max(micro_batches, least_losses_);
+    losses_.sums = Tensor::empty(context_.device, {losses}, DType::f64);
     if (timers && mtp_.depths > 0)
-      losses_.mtp_sums = Tensor::empty(context_.device, {micro_batches, mtp_.depths}, DType::f64);
+      losses_.mtp_sums = Tensor::empty(context_.device, {losses, mtp_.depths}, DType::f64);
   }
   // An earlier call may have ended with an error.
   batches_.clear();
@@ -180,7 +181,9 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
     gradients.emplace("loss", one_);
   for (size_t depth = 1; depth <= static_cast<size_t>(stage.mtp_layers); ++depth)
     gradients.emplace(models::mtp_loss_name(depth), one_);
-  tape.backward(gradients, options);
+  // Beside adapters of later layers, nothing is trained in a stage with the embedding.
+  const bool trains = !gradient.defined() || tape.output("hidden_states").needs_gradient();
+  if (trains) tape.backward(gradients, options);
   Tensor result = stage.embedding ? Tensor() : tape.take_input_gradient("hidden_states");
   // Until its weight gradients the tape holds their inputs only.
   if (!options.delay_weight_gradients) tapes_.erase(found);

@@ -57,6 +57,8 @@ class MicroBatchRunner final : private parallel::StageComputation {
   void reserve_uploads(const data::MicroBatch& batch, int64_t micro_batches, bool training) {
     uploader_.reserve(batch, training && dropout_, micro_batches, training ? mtp_ : MtpInputs());
   }
+  // For estimates: the next calls allocate the losses of at least so many micro-batches.
+  void allocate_losses_of(int64_t micro_batches) { least_losses_ = micro_batches; }
 
  private:
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
@@ -106,6 +108,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   Losses losses_;
   // Number of sums that losses_.sums holds so far.
   int64_t losses_known_ = 0;
+  int64_t least_losses_ = 0;
   int64_t forwards_ = 0;
   // Rows of each micro-batch that was loaded, on this rank.
   std::vector<int64_t> rows_;

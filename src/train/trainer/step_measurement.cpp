@@ -86,8 +86,6 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
     fail(ErrorCode::usage, "measuring runs in one process", "start it without mpirun");
   check_memory_limit(config);
   StepRunner runner(config, world);
-  // The limit is that of the step, not of the matrices of the reference GEMM on the same device.
-  runner.device().limit_memory(MemoryKind::device, std::nullopt, "");
   runner.initialize();
   const auto datasets = open_datasets(config, nullptr);
   data::Loader loader(datasets[0], runner.loader_options());
@@ -110,6 +108,8 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
       observed = true;
       // Memory is read before the reference GEMM allocates its matrices.
       memory = runner.device().memory();
+      // The limit is that of the step, not of these matrices on the same device.
+      runner.device().limit_memory(MemoryKind::device, std::nullopt, "");
       // A lower throughput is that of a sanitizer.
       if (!trace && gemm_gflops > 3)
         observer.peak = &peak.emplace(
