@@ -112,7 +112,7 @@ double calibrated_error(const std::map<std::string, std::vector<double>>& ratios
 
 }  // namespace
 
-TEST_CASE("published steps of models with experts are predicted within 22 % in the mean") {
+TEST_CASE("published steps with experts are predicted within 22 % in the mean") {
   // Predicted by measured seconds of the rows of a GPU and format, and of rows with and without CUDA graphs.
   std::map<std::string, std::vector<double>> ratios;
   std::map<std::string, std::pair<double, int>> by_graphs;
