@@ -205,8 +205,9 @@ constexpr Rule kTable[] = {
               kFunction),
     no_effect("model.generation_config", "generation options: see `capstan generate`"),
     no_effect("model.attention_backend model.bias_dropout_fusion model.masked_softmax_fusion "
-              "model.persist_layer_norm model.apply_rope_fusion model.cross_entropy_* "
-              "model.gradient_accumulation_fusion model.transformer_impl model.cuda_graph_* model.use_te_* "
+              "model.persist_layer_norm model.apply_rope_fusion model.cross_entropy_loss_fusion "
+              "model.cross_entropy_* model.gradient_accumulation_fusion model.transformer_impl "
+              "model.cuda_graph_* model.use_te_* "
               "model.moe_router_fusion",
               kKernels),
     no_effect("model.apply_query_key_layer_scaling", "the softmax is computed in fp32 without rescaling"),

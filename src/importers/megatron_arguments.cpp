@@ -123,7 +123,8 @@ constexpr Rule kTable[] = {
     no_effect("--no-query-key-layer-scaling", "softmax is computed in fp32 without rescaling"),
     no_effect("--no-persist-layer-norm --no-*-fusion --use-mcore-models --use-legacy-models "
               "--transformer-impl --use-flash-attn* --attention-backend --scaled-*-softmax-fusion "
-              "--cross-entropy-* --enable-cuda-graph --external-cuda-graph --cuda-graph-* --te-rng-tracker",
+              "--cross-entropy-loss-fusion --cross-entropy-* --enable-cuda-graph --external-cuda-graph "
+              "--cuda-graph-* --te-rng-tracker",
               kKernels),
     no_effect("--inference-*", "this is a recipe for training"),
     no_effect("--deterministic-mode", "runs are deterministic anyway"),

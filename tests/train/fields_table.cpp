@@ -143,6 +143,7 @@ void model() {
   changes("model.final_logit_softcapping", "1");
   changes("model.softmax_type", "learnable");
   refused("model.attention_softmax_in_fp32", "false");
+  refused("model.cross_entropy_loss_fusion", "false");
   changes("model.window_size", "4");
   changes("model.window_attn_skip_freq", "2", {"model.window_size=4"});
   changes("model.hidden_dropout", "0.1");

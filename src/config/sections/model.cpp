@@ -293,6 +293,10 @@ void block_fields(Section<ModelConfig>& s) {
   s.field("share_embeddings_and_output_weights", &M::share_embeddings_and_output_weights)
       .doc("share the weights of embedding and output layer (tied embeddings)")
       .known_as("tie_word_embeddings");
+  s.field("cross_entropy_loss_fusion", &M::cross_entropy_loss_fusion)
+      .doc("compute output layer and loss together, a part of the rows at a time: all logits exist nowhere")
+      .effect(Effect::memory)
+      .unsupported("a tensor of all logits", is_false);
   s.field("softmax_scale", &M::softmax_scale)
       .doc("scaling factor of the attention scores before the softmax")
       .above(0);

@@ -248,6 +248,7 @@ struct ModelConfig {
   bool apply_residual_connection_post_layernorm = false;
   bool fp32_residual_connection = false;
   bool share_embeddings_and_output_weights = true;
+  bool cross_entropy_loss_fusion = true;
 
   // ---- attention ----
   // Derived: 1 / sqrt(kv_channels), for latent attention with YaRN times a factor.
