@@ -104,8 +104,9 @@ TEST_CASE("shrunk layouts: tensor, pipeline with virtual stages, context and dat
 }
 
 TEST_CASE("shrunk layouts: models with experts, their fine-tuning and their adapters, on eight ranks") {
-  for (const std::string family : {"deepseek-v2", "deepseek-v3", "gpt-oss-20b", "kimi-k2", "mixtral-8x7b",
-                                   "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b"})
+  for (const std::string family :
+       {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "kimi-k2", "mixtral-8x7b",
+        "mixtral-8x22b", "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b", "qwen3-235b-a22b"})
     for (const char* method : {"", "-sft", "-lora"}) {
       const ScratchDirectory scratch;
       check_trains(scratch, family + method, "8");
