@@ -254,7 +254,8 @@ void FlatStore::make_parameter_shards() {
       add_model_buffer(*parameter);
       continue;
     }
-    const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter->index())];
+    const auto& [index, position] = layout_.positions[static_cast<size_t>(parameter->index())];
+    const int64_t begin = position;
     const Bucket& bucket = buckets_[index];
     const FlatRange owned = intersection({begin, parameter->shape().elements()}, bucket.owned);
     if (owned.count == 0) continue;
