@@ -268,8 +268,8 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   // which one is received at a time, and of the buckets that are reduced.
   if (s.sharding == optim_grads) {
     const double table = real(s.vocab * s.hidden) / real(s.tp),
-                 bucket =
-                     real(parallel::default_bucket_elements(static_cast<int64_t>(p.total()), s.dp * s.cp)),
+                 bucket = real(s.bucket_elements.value_or(
+                     parallel::default_bucket_elements(static_cast<int64_t>(p.total()), s.dp * s.cp))),
                  waiting = real(parallel::FlatStore::kPendingReductions) * bucket;
     m.gradients += s.gradient_bytes * (tables(s, rank) + waiting);
     m.workspace += s.reduced_bytes * (std::min(table, tables(s, rank)) + waiting);

@@ -177,6 +177,7 @@ RunShape run_shape(const config::Config& config) {
   if (!dist.cp_comm_type.empty()) s.context_exchange = exchange_of(dist.cp_comm_type.front());
   if (config.model.moe_token_dispatcher_type == config::TokenDispatcher::allgather)
     s.dispatch = TokenDispatch::allgather;
+  s.bucket_elements = config.ddp.bucket_size;
   s.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
   s.overlap_param_gather = config.ddp.overlap_param_gather;
   s.overlap_tp = config.comm_overlap.tp_comm_overlap;

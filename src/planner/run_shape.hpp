@@ -107,6 +107,8 @@ struct RunShape {
   // Bytes of one parameter, gradient, main parameter, and of all moments of one parameter. main_bytes 0: the
   // optimizer updates the parameters themselves.
   double parameter_bytes = 2, gradient_bytes = 4, main_bytes = 4, moment_bytes = 8;
+  // Elements of a bucket of gradients; nullopt: parallel::default_bucket_elements().
+  std::optional<int64_t> bucket_elements;
   // Bytes of one gradient on the wire.
   double reduced_bytes = 4;
   double activation_bytes = 2;
