@@ -12,6 +12,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 
 #include "base/file.hpp"
 #include "base/philox.hpp"
@@ -24,6 +25,7 @@
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
 #include "support/worlds.hpp"
+#include "tests/train/forced_routing.hpp"
 #include "tests/train/layouts_table.hpp"
 #include "train/adapters/adapters.hpp"
 #include "train/setup/model.hpp"
@@ -41,6 +43,7 @@ namespace {
 
 using test::kLayouts;
 using test::Layout;
+using test::Routing;
 using test::world;
 
 const bool kAll = std::getenv("CAPSTAN_EVERY_LAYOUT") != nullptr;
@@ -119,53 +122,50 @@ struct Run {
 };
 // How far an estimate may be from what a step uses and sends, as a fraction.
 constexpr double kTolerance = 0.02;
-// Numbers of exchanged rows depend on the routing, for which the estimate takes an equal load; the few tokens
-// here are up to a fifth away from it.
+// Whether numbers of rows depend on the routing, for which the estimate takes an equal load.
+bool exchanges_rows(const config::Config& c) {
+  return c.model.num_moe_experts && c.dist.expert_model_parallel_size > 1 &&
+         c.model.moe_token_dispatcher_type == config::TokenDispatcher::alltoall &&
+         !c.model.moe_pad_expert_input_to_capacity;
+}
+// The few tokens here are up to a fifth away from an equal load.
 double estimate_tolerance(const config::Config& c) {
-  const bool exchanges = c.model.num_moe_experts && c.dist.expert_model_parallel_size > 1 &&
-                         c.model.moe_token_dispatcher_type == config::TokenDispatcher::alltoall;
-  return exchanges && !c.model.moe_pad_expert_input_to_capacity ? 0.25 : kTolerance;
+  return exchanges_rows(c) ? 0.25 : kTolerance;
 }
 
-Run train_steps(const config::Config& config, comm::World& on, const std::string& name, int64_t steps) {
-  StepRunner runner(config, on);
-  runner.initialize();
-  if (config.peft) begin_adapters(config, runner.device(), runner.store(), BaseWeights{});
-  const auto data = open_datasets(config, load_tokenizer(config).get());
-  data::Loader loader(data[0], runner.loader_options());
-  StepTimers timers;
-  // The estimate for this rank, which needs no other ranks.
-  const StepEstimate estimate = estimate_step(config, on.rank());
-  Run run;
-  std::map<std::string, int64_t> before;
+Routing routing_of(const std::string& recipe) {
+  if (recipe.starts_with("moe_collapsed")) return Routing::collapsed;
+  return recipe.starts_with("moe_empty") ? Routing::empty_experts : Routing::free;
+}
+
+// Bytes sent to each group, and kernels launched on each queue.
+struct Counts {
+  std::map<std::string, int64_t> sent;
   std::array<int64_t, kQueues> launched{};
-  const double tolerance = estimate_tolerance(config);
-  while (runner.state().step < steps) {
-    if (runner.state().step == 1) {
-      before = sent_bytes(runner.mesh());
-      for (size_t q = 0; q < kQueues; ++q) launched[q] = runner.device().launches(static_cast<Queue>(q));
-    }
-    const StepResult result = runner.train_step(loader, timers);
-    run.trace.push_back(result.loss);
-    run.trace.push_back(result.gradient_norm);
-    if (runner.state().step != 2) continue;
-    for (const auto& [group, bytes] : sent_bytes(runner.mesh())) {
-      INFO(group, ": ", bytes - before.at(group), " bytes sent in a step");
-      const auto estimated_bytes = static_cast<double>(estimate.sent.at(group));
-      const double allowed = group == "ep" || group == "etp" ? tolerance : kTolerance;
-      CHECK(std::abs(static_cast<double>(bytes - before.at(group)) - estimated_bytes) <=
-            allowed * estimated_bytes + kScalars);
-    }
-    for (size_t q = 0; q < kQueues; ++q) {
-      INFO("queue ", name_of(static_cast<Queue>(q)));
-      // Kernels over no rows are not launched, where a rank gets none.
-      const auto expected = static_cast<double>(estimate.launches_by_queue[q]);
-      const auto got = static_cast<double>(runner.device().launches(static_cast<Queue>(q)) - launched[q]);
-      CHECK(got <= expected);
-      CHECK(got >= (tolerance == kTolerance ? 1 : 1 - kTolerance) * expected);
-    }
+  explicit Counts(StepRunner& runner) : sent(sent_bytes(runner.mesh())) {
+    for (size_t q = 0; q < kQueues; ++q) launched[q] = runner.device().launches(static_cast<Queue>(q));
   }
-  const MemoryUse &estimated = estimate.memory, used = runner.device().memory();
+};
+
+void check_counts(const Counts& before, const Counts& after, const StepEstimate& estimate, double tolerance) {
+  for (const auto& [group, bytes] : after.sent) {
+    const int64_t sent = bytes - before.sent.at(group);
+    INFO(group, ": ", sent, " bytes sent in a step");
+    const auto estimated = static_cast<double>(estimate.sent.at(group));
+    const double allowed = group == "ep" || group == "etp" ? tolerance : kTolerance;
+    CHECK(std::abs(static_cast<double>(sent) - estimated) <= allowed * estimated + kScalars);
+  }
+  for (size_t q = 0; q < kQueues; ++q) {
+    INFO("queue ", name_of(static_cast<Queue>(q)));
+    // Kernels over no rows are not launched, where a rank gets none.
+    const auto expected = static_cast<double>(estimate.launches_by_queue[q]);
+    const auto got = static_cast<double>(after.launched[q] - before.launched[q]);
+    CHECK(got <= expected);
+    CHECK(got >= (tolerance == kTolerance ? 1 : 1 - kTolerance) * expected);
+  }
+}
+
+void check_memory(const MemoryUse& used, const MemoryUse& estimated, double tolerance) {
   INFO("estimated: ", memory_text(estimated));
   INFO("used: ", memory_text(used));
   CHECK(static_cast<double>(used.peak) <= (1 + tolerance) * static_cast<double>(estimated.peak));
@@ -183,20 +183,52 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
     CHECK_MESSAGE(std::abs(apart) <= kTolerance * static_cast<double>(estimated.peak),
                   name_of(static_cast<MemoryCategory>(category)));
   }
+}
+
+// Buffers of micro-batches, of transfers and of the save.
+void check_pinned_memory(const MemoryUse& used, const MemoryUse& estimated, double tolerance) {
+  if (tolerance == kTolerance) {
+    CHECK(used.total() == estimated.total());
+    CHECK(used.peak_by_category == estimated.peak_by_category);
+  } else {
+    CHECK(std::abs(static_cast<double>(used.total() - estimated.total())) <=
+          tolerance * static_cast<double>(estimated.total()));
+  }
+}
+
+Run train_steps(const std::string& recipe, const config::Config& config, comm::World& on,
+                const std::string& name, int64_t steps) {
+  StepRunner runner(config, on);
+  runner.initialize();
+  if (config.peft) begin_adapters(config, runner.device(), runner.store(), BaseWeights{});
+  const Routing routing = routing_of(recipe);
+  if (routing != Routing::free) test::force_routing(runner, config.model, routing);
+  const auto data = open_datasets(config, load_tokenizer(config).get());
+  data::Loader loader(data[0], runner.loader_options());
+  StepTimers timers;
+  // The estimate for this rank, which needs no other ranks. It takes an equal load of the experts, from which
+  // forced routing is far.
+  const StepEstimate estimate = estimate_step(config, on.rank());
+  const bool as_estimated = routing == Routing::free || !exchanges_rows(config);
+  const double tolerance = estimate_tolerance(config);
+  Run run;
+  std::optional<Counts> before;
+  while (runner.state().step < steps) {
+    if (runner.state().step == 1) before.emplace(runner);
+    const StepResult result = runner.train_step(loader, timers);
+    run.trace.push_back(result.loss);
+    run.trace.push_back(result.gradient_norm);
+    if (routing != Routing::free) test::check_routing(result, config.model, routing);
+    if (runner.state().step == 2 && as_estimated) check_counts(*before, Counts(runner), estimate, tolerance);
+  }
+  if (as_estimated) check_memory(runner.device().memory(), estimate.memory, tolerance);
   SavePlan plan;
   plan.root = scratch() / name;
   if (on.rank() == 0) fs::create_directories(plan.root);
   on.communicator().barrier();
   run.checkpoint = save_state(on, plan, runner.state(), runner.store(), runner.optimizer());
-  // Buffers of micro-batches, of transfers and of the save.
-  const MemoryUse pinned = runner.device().memory(MemoryKind::host);
-  if (tolerance == kTolerance) {
-    CHECK(pinned.total() == estimate.host_memory.total());
-    CHECK(pinned.peak_by_category == estimate.host_memory.peak_by_category);
-  } else {
-    CHECK(std::abs(static_cast<double>(pinned.total() - estimate.host_memory.total())) <=
-          tolerance * static_cast<double>(estimate.host_memory.total()));
-  }
+  if (as_estimated)
+    check_pinned_memory(runner.device().memory(MemoryKind::host), estimate.host_memory, tolerance);
   return run;
 }
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -215,17 +247,17 @@ Tensors read_all(const fs::path& checkpoint) {
 const Run& single_rank(const std::string& recipe, const std::string& overrides, int64_t steps) {
   static std::map<std::string, Run> runs;
   std::string maths;
-  for (const char* const part :
-       {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4, FP16, SGD, OF_SEQUENCES,
-        TWO_LOSSES, IN_GROUPS, NOISE, ROUTER_IN_FP64, EXPERT_BIASES, DROPS, kBatchOfEight, kLargeBatch})
+  for (const char* const part : {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4,
+                                 FP16, SGD, OF_SEQUENCES, TWO_LOSSES, IN_GROUPS, NOISE, ROUTER_IN_FP64,
+                                 EXPERT_BIASES, DROPS, ONE_CHOICE, kBatchOfEight, kLargeBatch})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
   if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);
   const auto found = runs.find(key);
   if (found != runs.end()) return found->second;
   const auto alone = comm::World::single_process();
-  return runs[key] =
-             train_steps(resolve(recipe, maths, 1), *alone, "one" + std::to_string(runs.size()), steps);
+  return runs[key] = train_steps(recipe, resolve(recipe, maths, 1), *alone,
+                                 "one" + std::to_string(runs.size()), steps);
 }
 
 bool rounds_below_fp32(const std::string& recipe, const std::string& overrides) {
@@ -279,9 +311,9 @@ void check_layout(const std::string& recipe, const std::string& overrides, int64
   const config::Config config = resolve(recipe, overrides, world().size());
   static int number = 0;
   const std::string name = "many" + std::to_string(number++);
-  const Run got = train_steps(config, world(), name, steps);
+  const Run got = train_steps(recipe, config, world(), name, steps);
   if (twice) {
-    const Run again = train_steps(config, world(), name + "again", steps);
+    const Run again = train_steps(recipe, config, world(), name + "again", steps);
     CHECK(again.trace == got.trace);
     if (world().rank() == 0) CHECK((read_all(again.checkpoint) == read_all(got.checkpoint)));
   }
@@ -635,27 +667,29 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 515, 87},
-                                                {"", "dist.tp=", 172, 38},
-                                                {"", "dist.pp=", 164, 26},
-                                                {"", "dist.vpp=", 30, 9},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 545, 91},
+                                                {"", "dist.tp=", 180, 39},
+                                                {"", "dist.pp=", 166, 26},
+                                                {"", "dist.vpp=", 31, 9},
                                                 {"", ZB_H1, 25, 2},
-                                                {"", ZB_V, 31, 3},
-                                                {"", "dist.cp=", 103, 5},
+                                                {"", ZB_V, 32, 3},
+                                                {"", "dist.cp=", 104, 5},
                                                 {"", "dist.cp_comm_type=", 42, 0},
-                                                {"", SHARD "optim ", 56, 14},
-                                                {"", SHARD "optim_grads ", 43, 5},
-                                                {"", SHARD "optim_grads_params ", 74, 10},
+                                                {"", SHARD "optim ", 58, 15},
+                                                {"", SHARD "optim_grads ", 45, 5},
+                                                {"", SHARD "optim_grads_params ", 78, 10},
                                                 {"", HYBRID, 24, 2},
-                                                {"", "model.recompute_granularity=", 83, 5},
-                                                {"", "mixed_precision=", 70, 14},
+                                                {"", "model.recompute_granularity=", 86, 5},
+                                                {"", "mixed_precision=", 72, 14},
                                                 {"", "mixed_precision.fp8=", 15, 4},
-                                                {"", " moe", 143, 24},
-                                                {"", "dispatcher_type=allgather", 50, 12},
-                                                {"", "dispatcher_type=alltoall", 52, 6},
+                                                {"", " moe", 173, 28},
+                                                {"", " moe_collapsed", 26, 3},
+                                                {"", " moe_empty", 4, 1},
+                                                {"", "dispatcher_type=allgather", 58, 13},
+                                                {"", "dispatcher_type=alltoall", 74, 9},
                                                 {"", " latent", 38, 5},
                                                 {"", "_mtp ", 37, 7},
-                                                {STAND_IN, "", 66, 14},
+                                                {STAND_IN, "", 67, 14},
                                                 {STAND_IN, "dist.tp=", 15, 5},
                                                 {STAND_IN, "dist.pp=", 29, 8},
                                                 {STAND_IN, "dist.cp=", 9, 1},
@@ -664,11 +698,11 @@ TEST_CASE("the matrix is as large as it says") {
                                                 {STAND_IN, SHARD "optim_grads ", 7, 0},
                                                 {STAND_IN, SHARD "optim_grads_params ", 9, 2},
                                                 {STAND_IN, HYBRID, 3, 1},
-                                                {STAND_IN, " moe", 15, 2},
+                                                {STAND_IN, " moe", 16, 2},
                                                 {STAND_IN, OFFLOAD(""), 13, 3},
                                                 {"", FILES, 8, 2},
-                                                {SIMULATED, "", 20, 3},
-                                                {SIMULATED, " moe", 6, 0}}) {
+                                                {SIMULATED, "", 21, 3},
+                                                {SIMULATED, " moe", 7, 0}}) {
     CAPTURE(device);
     CAPTURE(text);
     int found = 0, found_fast = 0;

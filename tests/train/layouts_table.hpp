@@ -42,6 +42,9 @@ struct Layout {
 #define PADDED "model.moe_expert_capacity_factor=2 model.moe_pad_expert_input_to_capacity=true"
 // Tokens are dropped: those of a rank's micro-batch, which the ranks of a layout must gather too.
 #define DROPS "model.moe_expert_capacity_factor=0.75"
+// The same, where all tokens of a rank choose the same two of eight experts.
+#define PADDED_COLLAPSED "model.moe_expert_capacity_factor=4 model.moe_pad_expert_input_to_capacity=true"
+#define ONE_CHOICE "model.moe_router_topk=1 "
 #define BESIDE_SHARED "model.moe_shared_expert_overlap=true "
 // Losses of each sequence; routers with sigmoid scores and groups, or with a softmax over all experts;
 // biases, after which the probabilities weight the outputs.
@@ -661,6 +664,39 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "latent_moe", EP("2") "dist.cp=2"},
     {4, false, "latent_moe", EXCHANGED("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
     {4, false, "latent_moe", EP("2") "dist.pp=2 " ZB_V},
+    // Degenerate routing (tests/train/forced_routing.hpp): all tokens of a layer choose the experts of one
+    // rank, or one expert, and the other ranks get none; experts that stay empty.
+    {2, true, "moe_collapsed", EP("2")},
+    {2, true, "moe_collapsed", EXCHANGED("2") BESIDE_SHARED},
+    {2, false, "moe_collapsed", EXCHANGED("2") ONE_CHOICE FULL},
+    {2, false, "moe_collapsed", EXCHANGED("2") DROPS},
+    {2, false, "moe_collapsed", EXCHANGED("2") PADDED_COLLAPSED},
+    {2, false, "moe_collapsed", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1 "},
+    {2, false, "moe_collapsed", EP("2") "dist.tp=2 dist.sp=true dist.etp=1 " DROPS},
+    {2, false, "moe_collapsed", EXCHANGED("2") "dist.cp=2"},
+    {2, false, "moe_collapsed_softmax", EXCHANGED("2") SHARD "optim"},
+    {2, false, "moe_collapsed", EXCHANGED("2") BF16},
+    {2, false, "moe_collapsed", EXCHANGED("2") STAND_IN},
+    {2, false, "moe_collapsed", EXCHANGED("2") SIMULATED},
+    {2, false, "moe_collapsed_lora", EP("2") FULL},
+    {2, false, "moe_collapsed_lora", EXCHANGED("2") BESIDE_SHARED},
+    {2, false, "moe_empty", EP("2") SHARD "optim_grads"},
+    {2, false, "moe_empty", EXCHANGED("2") RECOMPUTE("moe")},
+    {4, true, "moe_collapsed", EXCHANGED("4") SHARD "optim"},
+    {4, false, "moe_collapsed", EP("4") ONE_CHOICE},
+    {4, false, "moe_collapsed", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
+    {4, false, "moe_collapsed", EP("2") "dist.tp=2 dist.sp=true " ONE_CHOICE},
+    {4, false, "moe_collapsed", EXCHANGED("2") "dist.etp=2"},
+    {4, false, "moe_collapsed", EXCHANGED("2") "dist.pp=2 dist.vpp=2 " DROPS},
+    {4, false, "moe_collapsed", EXCHANGED("2") "dist.pp=2 " ZB_V},
+    {4, false, "moe_collapsed", EP("2") SHARD "optim_grads ddp.overlap_grad_reduce=true"},
+    {4, false, "moe_collapsed",
+     EXCHANGED("2") SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true"},
+    {4, false, "moe_collapsed_softmax", EP("2") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+    {4, false, "moe_collapsed_lora", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
+    {4, true, "moe_empty", EXCHANGED("4") "dist.tp=2 dist.sp=true dist.etp=1"},
+    {4, false, "moe_empty", EXCHANGED("4") SHARD "optim_grads_params " BF16},
+    {8, false, "moe_collapsed", EXCHANGED("4") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
 };
 
 }  // namespace capstan::test
