@@ -488,7 +488,7 @@ TEST_CASE(
   };
   const std::vector<Layout> of_experts{
       {1, true, "", ""},
-      {2, false, "", "dist.tp=2"},
+      {2, true, "", "dist.tp=2"},
       {2, true, "", EXCHANGED("2")},
       {4, true, "", EP("4") SHARD "optim"},
       {4, true, "", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
