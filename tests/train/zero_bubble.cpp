@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <iterator>
+#include <map>
+#include <span>
 #include <sstream>
 
 #include "support/preset_recipe.hpp"
@@ -54,6 +56,7 @@ TEST_CASE("ZB-H1: losses and gradient norms are those of 1F1B, bit for bit") {
       {2, "llama", "dist.pp=2 mixed_precision.fp8=hybrid mixed_precision.fp8_recipe=tensorwise" BF16 " "},
       {2, "lora", "dist.pp=2 "},
       {2, "dora", "dist.pp=2" BF16 " "},
+      {2, "moe", "dist.pp=2 "},
       {2, "llama",
        "dist.pp=2 model.recompute_granularity=full model.recompute_method=uniform "
        "model.recompute_num_layers=1 "},
@@ -94,12 +97,42 @@ TEST_CASE("ZB-H1: with sharded gradients, the output layer's are rounded in anot
   }
 }
 
-TEST_CASE("ZB-V: losses are those of interleaved 1F1B, bit for bit; the norm is summed over other ranks") {
+namespace {
+
+// Losses and gradient norms, and on rank 0 the parameters and moments of all ranks after them.
+struct Outcome {
+  Trace trace;
+  std::map<std::string, std::vector<float>> tensors;
+  Outcome(const std::string& recipe, const std::string& overrides) {
+    const config::Config config = resolve(recipe, overrides);
+    StepRunner runner(config, world());
+    runner.initialize();
+    trace = test::run_until(runner, config, 4);
+    const test::SharedDirectory root;
+    const auto checkpoint = test::save_in(root.path(), runner);
+    if (world().rank() > 0) return;
+    auto reader = checkpoint::Reader::open(checkpoint, checkpoint::Verification::content);
+    for (const auto& [name, stored] : reader.manifest().tensors) {
+      auto& values = tensors[name];
+      values.resize(static_cast<size_t>(stored.shape.elements()));
+      reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "ZB-V: losses and parameters are those of 1F1B and of interleaved 1F1B, bit for bit; the norm is summed "
+    "over other ranks") {
   const Case cases[] = {
       {2, "llama", "dist.pp=2 "},
       {2, "llama", "dist.pp=2" BF16 " "},
       {2, "llama", "dist.pp=2 model.hidden_dropout=0.1 model.attention_dropout=0.1" STAND_IN " "},
       {2, "lora", "dist.pp=2 "},
+      {2, "moe", "dist.pp=2 "},
+      {4, "moe_four", "dist.ep=2 dist.pp=2 "},
+      {4, "llama", "dist.pp=4 model.num_layers=8 "},
       {4, "llama", "dist.tp=2 dist.sp=true dist.pp=2 "},
       {4, "llama", "dist.cp=2 dist.pp=2" BF16 " "},
       {4, "llama", "dist.pp=2" SHARD "optim" OVERLAP " "},
@@ -111,14 +144,19 @@ TEST_CASE("ZB-V: losses are those of interleaved 1F1B, bit for bit; the norm is 
     INFO(std::string(c.recipe), " ", std::string(c.overrides));
     // Clipping would spread the last bit of the norm.
     const std::string same = std::string(c.overrides) + "optimizer.clip_grad=0 ";
-    const Trace usual = trace_of(c.recipe, same + TWO_CHUNKS),
-                zero_bubble = trace_of(c.recipe, same + ORDER_ZB_V);
-    REQUIRE(usual.size() == zero_bubble.size());
-    for (size_t i = 0; i < usual.size(); ++i)
-      if (i % 2 == 0)
-        CHECK(zero_bubble[i] == usual[i]);
-      else
-        CHECK(zero_bubble[i] == doctest::Approx(usual[i]).epsilon(1e-12));
+    const Outcome zero_bubble(c.recipe, same + ORDER_ZB_V);
+    for (const char* const order : {ORDER_1F1B, TWO_CHUNKS}) {
+      INFO("compared with ", std::string(order));
+      const Outcome usual(c.recipe, same + order);
+      REQUIRE(usual.trace.size() == zero_bubble.trace.size());
+      for (size_t i = 0; i < usual.trace.size(); ++i)
+        if (i % 2 == 0)
+          CHECK(zero_bubble.trace[i] == usual.trace[i]);
+        else
+          CHECK(zero_bubble.trace[i] == doctest::Approx(usual.trace[i]).epsilon(1e-12));
+      CHECK((zero_bubble.tensors == usual.tensors));
+      CHECK(usual.tensors.empty() == (world().rank() > 0));
+    }
   }
 }
 
