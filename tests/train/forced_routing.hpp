@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <set>
 #include <span>
 #include <string>
@@ -54,20 +53,24 @@ inline void force_routing(train::StepRunner& runner, const config::ModelConfig& 
   runner.store().after_load();
 }
 
-// Checks the loads of all layers with experts after a step: closed experts got no token of any rank.
-inline void check_routing(const train::StepResult& step, const config::ModelConfig& model, Routing routing) {
+// Checks the loads of all layers with experts after a step: closed experts got no token of any rank, and the
+// chosen ones of a collapsed layer are on one rank of expert parallelism.
+inline void check_routing(const train::StepResult& step, const config::Config& config, Routing routing) {
+  const bool collapsed = routing == Routing::collapsed;
+  const int64_t per_rank = *config.model.num_moe_experts / config.dist.expert_model_parallel_size;
   REQUIRE(!step.routers.empty());
   for (const train::RouterResult& router : step.routers) {
     CAPTURE(router.layer);
-    const std::set<int64_t> open = open_experts(routing, model, router.layer);
+    const std::set<int64_t> open = open_experts(routing, config.model, router.layer);
     REQUIRE(router.load.size() > open.size());
     for (size_t expert = 0; expert < router.load.size(); ++expert) {
       CAPTURE(expert);
       if (!open.contains(static_cast<int64_t>(expert)))
         REQUIRE(router.load[expert] == 0);
-      else if (routing == Routing::collapsed)
+      else if (collapsed)
         REQUIRE(router.load[expert] == doctest::Approx(1.0 / static_cast<double>(open.size())));
     }
+    if (collapsed) REQUIRE(*open.begin() / per_rank == *open.rbegin() / per_rank);
   }
 }
 

@@ -218,7 +218,7 @@ Run train_steps(const std::string& recipe, const config::Config& config, comm::W
     const StepResult result = runner.train_step(loader, timers);
     run.trace.push_back(result.loss);
     run.trace.push_back(result.gradient_norm);
-    if (routing != Routing::free) test::check_routing(result, config.model, routing);
+    if (routing != Routing::free) test::check_routing(result, config, routing);
     if (runner.state().step == 2 && as_estimated) check_counts(*before, Counts(runner), estimate, tolerance);
   }
   if (as_estimated) check_memory(runner.device().memory(), estimate.memory, tolerance);
