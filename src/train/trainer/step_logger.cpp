@@ -12,6 +12,7 @@
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/pipeline_bubble.hpp"
 
 namespace capstan::train {
 
@@ -262,19 +263,28 @@ void StepLogger::compare_estimates(int64_t step) {
   const int64_t measured = memory().total();
   const double seconds = compared_seconds_.steps > 0 ? compared_seconds_.mean() : step_seconds_;
   const auto bytes_text = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
-  if (step == std::min(first_step_ + kCompared, total_steps_))
+  const bool line_is_due = step == std::min(first_step_ + kCompared, total_steps_),
+             row_is_due = step == std::min(kCompared, total_steps_);
+  if (!line_is_due && !row_is_due) return;
+  std::optional<PipelineBubble> bubble;
+  if (compared_seconds_.steps > 0)
+    bubble = pipeline_bubble(config_, runner_.micro_batches(), compared_seconds_.phases, world_);
+  if (line_is_due)
     log_.line("memory: " + bytes_text(measured) + " measured, " + bytes_text(estimated_memory_) +
               " estimated; step " + significant(seconds, 3) + " s measured" +
               (expected_time_ ? ", " + significant(expected_time_->seconds, 3) + " s estimated for " +
                                     expected_time_->cluster
-                              : ""));
+                              : "") +
+              (bubble ? "; " + bubble_text(*bubble) : ""));
   // A row depends on the step alone (log_step).
-  if (step != std::min(kCompared, total_steps_)) return;
+  if (!row_is_due) return;
   records::MetricsRow row(step, "estimate");
   row.integer("memory_bytes", measured).integer("memory_estimated_bytes", estimated_memory_);
   row.number("step_seconds", seconds);
   if (expected_time_)
     row.number("step_estimated_seconds", expected_time_->seconds).text("cluster", expected_time_->cluster);
+  if (bubble)
+    row.number("pipeline_bubble", bubble->measured).number("pipeline_bubble_simulated", bubble->simulated);
   recorder_.write(row);
 }
 
