@@ -72,6 +72,30 @@ void add_routers(records::MetricsRow& row, const StepResult& result) {
     row.numbers("expert_load_layer_" + std::to_string(router.layer), router.load);
 }
 
+// The loads of each layer as a histogram, and where layers times experts are few also a scalar for each
+// expert.
+void add_router_events(std::vector<records::Scalar>& scalars, std::vector<records::Histogram>& histograms,
+                       const StepResult& result) {
+  constexpr size_t kFewExperts = 256;
+  if (result.routers.empty()) return;
+  const RouterSummary summary(result);
+  scalars.push_back({"train/expert_max_load", summary.max_load});
+  const size_t experts = result.routers[0].load.size();
+  const bool few = result.routers.size() * experts <= kFewExperts;
+  for (const RouterResult& router : result.routers) {
+    const std::string layer = "_layer_" + std::to_string(router.layer);
+    scalars.push_back({"train/expert_max_load" + layer, router.max_load()});
+    records::Histogram& loads = histograms.emplace_back("train/expert_load" + layer, router.load);
+    for (size_t expert = 0; expert < experts; ++expert) {
+      loads.values[expert] *= static_cast<double>(experts);
+      if (few)
+        scalars.push_back(
+            {"experts/load" + layer + "_expert_" + std::to_string(expert), loads.values[expert]});
+    }
+  }
+  for (const auto& [name, loss] : summary.losses) scalars.push_back({"train/" + name, loss});
+}
+
 void add_mtp_losses(records::MetricsRow& row, const StepResult& result) {
   for (size_t i = 0; i < result.mtp_losses.size(); ++i)
     row.number(models::mtp_loss_name(i + 1), result.mtp_losses[i]);
@@ -333,13 +357,8 @@ void StepLogger::write_step_events(const StepResult& result) {
   if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
   if (result.params_norm) scalars.push_back({"train/params_norm", *result.params_norm});
   if (result.num_zeros) scalars.push_back({"train/num_zeros", static_cast<double>(*result.num_zeros)});
-  if (!result.routers.empty()) {
-    const RouterSummary summary(result);
-    scalars.push_back({"train/expert_max_load", summary.max_load});
-    for (const RouterResult& router : result.routers)
-      scalars.push_back({"train/expert_max_load_layer_" + std::to_string(router.layer), router.max_load()});
-    for (const auto& [name, loss] : summary.losses) scalars.push_back({"train/" + name, loss});
-  }
+  std::vector<records::Histogram> histograms;
+  add_router_events(scalars, histograms, result);
   for (size_t i = 0; i < result.mtp_losses.size(); ++i)
     scalars.push_back({"train/" + models::mtp_loss_name(i + 1), result.mtp_losses[i]});
   // The means of one step are its values.
@@ -347,7 +366,7 @@ void StepLogger::write_step_events(const StepResult& result) {
     scalars.push_back({"train/step_loss", result.loss});
     scalars.push_back({"train/step_grad_norm", result.gradient_norm});
   }
-  recorder_.write_events(runner_.state().step, scalars);
+  recorder_.write_events(runner_.state().step, scalars, histograms);
 }
 
 void StepLogger::report_anomalies(int64_t step, const std::vector<Anomaly>& anomalies,
