@@ -108,7 +108,7 @@ look() { # NAME
   for _ in 1 2 3 4 5; do
     chromium "${options[@]}" --timeout=5000 --dump-dom "file://$page" 2>>"$dir/$name.log" >"$dir/$name.dom"
     drawn=$({ echo "$drawn"; sed -n 's/.*data-drawn-ms="\([0-9]*\)".*/\1/p' "$dir/$name.dom" | head -1; } |
-      grep . | sort -n | head -1)
+      grep . | sort -n | head -1 || true)
     [ "${drawn:-9999}" -lt 1000 ] && break
   done
   size=$(stat -c %s "$page")
