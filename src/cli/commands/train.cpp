@@ -113,8 +113,12 @@ int run_train(Context& context) {
   if (!resolution.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
   std::optional<train::TimeEstimate> time;
-  if (const auto cluster = args.value("cluster"))
-    time = time_of_step(resolution.config, planner::read_cluster(*cluster));
+  std::optional<train::MemoryLimit> cluster_memory;
+  if (const auto name = args.value("cluster")) {
+    const planner::Cluster cluster = planner::read_cluster(*name);
+    time = time_of_step(resolution.config, cluster);
+    cluster_memory = {cluster.usable_memory.value, "the cluster " + cluster.name + " allows"};
+  }
   // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
   const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;
   if (nproc && *nproc > 1 && named_device) train::check_device(resolution.config, 0);
@@ -134,6 +138,7 @@ int run_train(Context& context) {
     if (const auto resume = args.value("resume"))
       options.resume = *resume == "auto" ? train::Resume::automatic : train::Resume::existing;
     options.force = args.has("force");
+    options.cluster_memory = cluster_memory;
     options.estimate_time = [&](const std::string& gpu) {
       return time ? time : time_on_gpu(resolution.config, gpu);
     };
@@ -172,7 +177,8 @@ const Command kTrain = {
                 {"nproc", 0, "N", "start N ranks with mpirun"},
                 {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
                 {"cluster", 0, "CLUSTER",
-                 "a cluster of `plan`, for the time of a step in the log; default: that of the GPU"},
+                 "a cluster of `plan`: a step has to fit its memory, and the log has its time of a step; "
+                 "default: that of the GPU"},
                 {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
