@@ -280,9 +280,10 @@ int run_bench(Context& context) {
     fail(ErrorCode::usage,
          "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with -r RECIPE");
-  if (const auto file = context.args.value("calibrate"))
-    return calibrate(context, *file, recipe.value_or("quickstart"));
   const int64_t nproc = context.args.integer("nproc", 1, 4096).value_or(1);
+  if (const auto file = context.args.value("calibrate"))
+    return nproc > 1 ? launch_ranks(context, nproc, false)
+                     : calibrate(context, *file, recipe.value_or("quickstart"));
   const comm::LaunchedAs launched = comm::launched_as();
   const config::Resolution resolution = recipe_for_measuring(
       context, recipe.value_or("quickstart"), nproc > 1 ? nproc : launched.size, launched.rank == 0);
@@ -314,7 +315,7 @@ const Command kBench = {
     .options = {{"recipe", 'r', "RECIPE", "recipe whose training step is measured; default quickstart"},
                 {"seconds", 0, "S", "seconds for each kernel; default 0.2"},
                 {"calibrate", 0, "FILE", "measure this machine, and write a cluster file for `capstan plan`"},
-                {"nproc", 0, "N", "measure the training step on N ranks"},
+                {"nproc", 0, "N", "measure a training step, or with --calibrate collectives too, on N ranks"},
                 {"json", 0, "", "print one JSON object"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
@@ -325,8 +326,8 @@ const Command kBench = {
         "named.\n"
         "The bubble of a pipeline on the CPU is reported beside that of its schedule with equal times, as\n"
         "the idle time in percent of the time of the passes.\n"
-        "--calibrate measures in the compute type of the recipe; under mpirun also collectives between the "
-        "ranks:\n"
+        "--calibrate measures in the compute type of the recipe; on several ranks also collectives between "
+        "them:\n"
         "capstan help planning.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
