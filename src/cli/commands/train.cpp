@@ -171,15 +171,15 @@ const Command kTrain = {
                  {"train my.yaml --run-dir runs/a --resume", "from its newest checkpoint"},
                  {"train llama3-70b --shrink", "two steps of a small model of the same architecture"},
                  {"train quickstart --nproc 2", "two ranks on this machine"}},
-    .options = {{"run-dir", 0, "DIR", "run directory; default runs/NAME"},
-                {"resume", 0, "", "resume the run in that directory; =auto starts a new one if there is none",
-                 "", "auto"},
-                {"nproc", 0, "N", "start N ranks with mpirun"},
-                {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
-                {"cluster", 0, "CLUSTER",
-                 "a cluster of `plan`: a step has to fit its memory, and the log has its time of a step; "
-                 "default: that of the GPU"},
-                {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
+    .options =
+        {{"run-dir", 0, "DIR", "run directory; default runs/NAME"},
+         {"resume", 0, "", "resume the run in that directory; =auto starts a new one if there is none", "",
+          "auto"},
+         {"nproc", 0, "N", "start N ranks with mpirun"},
+         {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
+         {"cluster", 0, "CLUSTER",
+          "a cluster of `plan`: a limit of memory, and a time of a step for the log, else that of the GPU"},
+         {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
         "checkpoints.\n"
