@@ -635,10 +635,10 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 515, 87},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 516, 87},
                                                 {"", "dist.tp=", 172, 38},
-                                                {"", "dist.pp=", 164, 26},
-                                                {"", "dist.vpp=", 30, 9},
+                                                {"", "dist.pp=", 165, 26},
+                                                {"", "dist.vpp=", 31, 9},
                                                 {"", ZB_H1, 25, 2},
                                                 {"", ZB_V, 31, 3},
                                                 {"", "dist.cp=", 103, 5},
