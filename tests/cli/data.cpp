@@ -1,6 +1,7 @@
 // From text to a dataset with the program alone: tokenizer, data prepare, data inspect, fine-tuning samples.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <sstream>
 
@@ -342,4 +343,52 @@ TEST_CASE("fine-tuning samples: bad lines and empty answers") {
   CHECK(bad.code == 2);
   CHECK(contains(bad.err, "mixed.jsonl:41:1: `messages` is missing, not a list"));
   CHECK(!fs::exists(p.file("runs/bad")));
+}
+
+// docs/choosing-a-layout.md, "Uneven batches".
+TEST_CASE("the last step of a pass is completed from the next one, and an evaluation begins again") {
+  const ScratchDirectory scratch;
+  const auto records = [](int count) {
+    std::string lines;
+    for (int i = 0; i < count; ++i)
+      lines += R"({"messages": [{"role": "user", "content": "say )" + std::to_string(i) +
+               R"("}, {"role": "assistant", "content": ")" +
+               std::string(static_cast<size_t>(3 + 5 * i), 'x') + "\"}]}\n";
+    return lines;
+  };
+  scratch.write("seven.jsonl", records(7)), scratch.write("three.jsonl", records(3));
+  const auto train = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"dataset=sft",
+                                      "dataset.train_files=seven.jsonl",
+                                      "dataset.valid_files=three.jsonl",
+                                      "dataset.split=null",
+                                      "dataset.packing=false",
+                                      "tokenizer=byte",
+                                      "tokenizer.chat_template=chatml",
+                                      "model.seq_length=128",
+                                      "model.vocab_size=512",
+                                      "train.global_batch_size=4",
+                                      "train.train_iters=null",
+                                      "train.epochs=1",
+                                      "validation.eval_interval=2",
+                                      "--run-dir",
+                                      name};
+    words.insert(words.end(), more.begin(), more.end());
+    const Finished done = train_in(scratch, words);
+    REQUIRE_MESSAGE(done.code == 0, done.err);
+    return done.err;
+  };
+  const auto validation_loss = [&](const std::string& name) {
+    for (const json& row : rows_of(scratch.file(name) + "/metrics.jsonl"))
+      if (row.value("event", "") == "validation") return row["loss"].get<double>();
+    return 0.0;
+  };
+  // Each of the three records counts once, and four times; then the first one counts twice.
+  const std::string once = train("once", {"validation.eval_iters=3", "validation.eval_global_batch_size=1",
+                                          "validation.eval_micro_batch_size=1"});
+  CHECK_MESSAGE(contains(once, "2 steps of 4 samples make 1.14 passes over the training data"), once);
+  train("four", {"validation.eval_iters=3"});
+  CHECK(validation_loss("four") == doctest::Approx(validation_loss("once")).epsilon(1e-6));
+  train("uneven", {"validation.eval_iters=1"});
+  CHECK(std::abs(validation_loss("uneven") - validation_loss("once")) > 1e-5);
 }

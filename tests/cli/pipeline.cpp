@@ -501,6 +501,7 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
       CHECK(loss["s"][i] == i + 1);
       CHECK(loss["v"][i].get<double>() == doctest::Approx(truth[i]).epsilon(1e-5));
     }
+    CHECK(run["experts"].is_null());
     CHECK(run["curves"]["validation"]["s"] == json{6, 12});
     CHECK(run["validation"].get<double>() ==
           doctest::Approx(run["curves"]["validation"]["v"][1].get<double>()).epsilon(1e-5));
@@ -535,6 +536,14 @@ TEST_CASE(
       most = std::max(most, relative);
       const json& curve = curves["expert_load layer " + name.substr(prefix.size())];
       CHECK(curve["v"].at(step).get<double>() == doctest::Approx(relative).epsilon(1e-5));
+      // The map has each expert, the layers in the order of their numbers.
+      const json& map = drawn["runs"][0]["experts"];
+      CHECK(map["layers"] == json{0, 1, 2, 3});
+      CHECK(map["experts"] == 4);
+      CHECK(map["steps"] == json{1, 2, 3, 4});
+      for (size_t expert = 0; expert < 4; ++expert)
+        CHECK(map["loads"].at(step).at(4 * std::stoul(name.substr(prefix.size())) + expert) ==
+              doctest::Approx(4 * of[expert]).epsilon(6e-3));
     }
     CHECK(row["expert_max_load"].get<double>() == doctest::Approx(most).epsilon(1e-9));
     for (const auto& [curve, loss] : {std::pair("balance_loss", "balance_loss"),

@@ -243,3 +243,46 @@ TEST_CASE("a plan of 1024 GPUs by formula takes less than 100 ms") {
   CHECK(times[4] < 0.1);
 }
 #endif
+
+TEST_CASE("bench --calibrate writes a cluster file of this machine that plan reads") {
+  const TemporaryDirectory directory;
+  const std::string file = (directory.path() / "mine.yaml").string();
+  // A model of a few kernels, each measured for as short a time as can be.
+  std::vector<std::string> small = {"quickstart",
+                                    "mixed_precision=fp32",
+                                    "model.num_layers=1",
+                                    "model.hidden_size=64",
+                                    "model.ffn_hidden_size=128",
+                                    "model.num_attention_heads=2",
+                                    "model.num_query_groups=2",
+                                    "model.seq_length=64",
+                                    "model.vocab_size=512",
+                                    "train.micro_batch_size=1",
+                                    "train.global_batch_size=1"};
+  const auto with = [&](std::vector<std::string> words, const std::vector<std::string>& more) {
+    words.insert(words.end(), small.begin(), small.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const auto measured = run(with({"bench", "--calibrate", file, "--seconds", "0.01", "-r"}, {}));
+  REQUIRE_MESSAGE(measured.code == 0, measured.err);
+  CHECK(measured.out == file + "\n");
+  const std::string text = slurp(file);
+  CHECK(text.starts_with("# Measured by `capstan bench --calibrate FILE` on 1 rank, "));
+  // Each figure has its origin beside it.
+  for (const char* figure :
+       {"\ndevice: cpu\n",
+        "\nfp32_tflops: ", "\nmemory_bandwidth: ", "  # bytes read and written by a copy\n",
+        "\nother_fraction: ", "  # a training step of quickstart: ", "\ncalibration: measured\n"})
+    CHECK_MESSAGE(holds(text, figure), text);
+  const auto planned = run(with({"plan"}, {"--cluster", file, "--json"}));
+  REQUIRE_MESSAGE(planned.code == 0, planned.err);
+  const Json plan = json_of(planned.out);
+  CHECK(plan["step_seconds"].get<double>() > 0);
+  CHECK(plan["fits"] == true);
+  CHECK(run(with({"plan"}, {"--cluster", file})).out.find("not calibrated") == std::string::npos);
+  // A file of another kind is not overwritten.
+  spill(file, "name: mine\n");
+  CHECK(run({"bench", "--calibrate", file}).code == 2);
+  CHECK(slurp(file) == "name: mine\n");
+}

@@ -248,6 +248,8 @@ TEST_CASE("explain: a word that is no path shows the fields that it means") {
   shows("learning_rate", "optimizer.lr");
   shows("min_lr_rate", "optimizer.min_lr_ratio");
   shows("seq_length", "model.seq_length");
+  shows("uneven_batches", "train.decrease_batch_size_if_needed");
+  shows("uneven batches", "train.decrease_batch_size_if_needed");
   CHECK(run({"explain", "fdsp"}).code == 2);
   const auto all = capstan::json_of(run({"explain", "batch_size", "--json"}).out);
   CHECK(all["fields"].size() >= 2);

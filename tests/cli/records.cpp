@@ -447,13 +447,56 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   CHECK(run["step_estimated_seconds"].is_null());
 }
 
+// A cluster file of CPUs with this memory.
+static std::string cluster_of(const std::string& memory) {
+  return "gpu: mine\ndevice: cpu\nmemory: 1GiB\nusable_memory: " + memory +
+         "\nbf16_tflops: 0.1\nfp32_tflops: 0.1\nmemory_bandwidth: 10\nmultiprocessors: 1\n"
+         "gpus_per_node: 1\nintra_bandwidth: 5\ninter_bandwidth: 5\n";
+}
+
+TEST_CASE("a run that its cluster does not fit is refused with overrides that fit it, or forced") {
+  const ScratchDirectory scratch;
+  // The memory of kernels depends on the processor: the limit is taken from the error for a micro-batch of 1.
+  const std::vector<std::string> large = {"train.micro_batch_size=4", "train.global_batch_size=4",
+                                          "train.train_iters=1", "--cluster", "./mine.yaml"};
+  const auto with = [&](std::vector<std::string> words, const std::vector<std::string>& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  scratch.write("mine.yaml", cluster_of("1KiB"));
+  const Finished least = train_in(scratch, with(large, {"train.micro_batch_size=1"}));
+  CHECK(least.code == 3);
+  const size_t at = least.err.find("a step needs ");
+  REQUIRE_MESSAGE(at != std::string::npos, least.err);
+  CHECK_MESSAGE(contains(least.err, " and the cluster ./mine.yaml allows 1.00 KiB"), least.err);
+  CHECK_MESSAGE(contains(least.err, "no overrides that were tried fit"), least.err);
+  const double kib = std::stod(least.err.substr(at + 13));
+  scratch.write("mine.yaml", cluster_of(std::to_string(static_cast<int64_t>(kib) + 2) + "KiB"));
+  for (const std::vector<std::string>& ranks :
+       {std::vector<std::string>{"--run-dir", "one"},
+        {"--run-dir", "two", "--nproc", "2", "dist.pp=2", "model.num_layers=2"}}) {
+    const Finished refused = train_in(scratch, with(large, ranks));
+    CHECK(refused.code == 3);
+    CHECK_MESSAGE(contains(refused.err, "train.micro_batch_size=1"), refused.err);
+    CHECK_MESSAGE(contains(refused.err, "`capstan train --force` starts the run all the same"), refused.err);
+    CHECK(refused.err.find("error: ") == refused.err.rfind("error: "));
+    CHECK_FALSE(fs::exists(scratch.file(ranks[1])));
+    const Finished forced = train_in(scratch, with(with(large, ranks), {"--force"}));
+    CHECK_MESSAGE(forced.code == 0, forced.err);
+    CHECK_MESSAGE(contains(forced.err, "; started all the same"), forced.err);
+  }
+  // The plan says the same of the cluster.
+  std::vector<std::string> plan =
+      train_tiny({"train.micro_batch_size=4", "train.global_batch_size=4", "--cluster", "./mine.yaml"});
+  plan[0] = "plan";
+  CHECK(run_in(scratch, plan).code == 3);
+  const Finished fits = train_in(scratch, with(large, {"train.micro_batch_size=1"}));
+  CHECK_MESSAGE(fits.code == 0, fits.err);
+}
+
 TEST_CASE("a run that does not fit is refused, or forced; the estimated time is that of a plan") {
   const ScratchDirectory scratch;
-  scratch.write(
-      "mine.yaml",
-      "gpu: mine\ndevice: cpu\nmemory: 1GiB\nusable_memory: 1GiB\nbf16_tflops: 0.1\nfp32_tflops: 0.1\n"
-      "memory_bandwidth: 10\nmultiprocessors: 1\ngpus_per_node: 1\nintra_bandwidth: 5\n"
-      "inter_bandwidth: 5\n");
+  scratch.write("mine.yaml", cluster_of("1GiB"));
   const std::vector<std::string> small = {"train.train_iters=3", "resilience.memory_limit=100KiB",
                                           "--run-dir", "r"};
   const Finished refused = train_in(scratch, small);

@@ -38,10 +38,10 @@ std::vector<double> losses_of(const ScratchDirectory& scratch, const std::string
 }
 
 // Two steps whose losses are those of guessing among 512 ids, since nothing is learned by then.
-void check_trains(const ScratchDirectory& scratch, const std::string& recipe,
-                  const std::string& ranks = "1") {
+void check_trains(const ScratchDirectory& scratch, const std::string& recipe, const std::string& ranks = "1",
+                  const std::vector<std::string>& more = {}) {
   CAPTURE(recipe);
-  const std::vector<double> losses = losses_of(scratch, recipe, {}, ranks);
+  const std::vector<double> losses = losses_of(scratch, recipe, more, ranks);
   REQUIRE(losses.size() == 2);
   for (const double loss : losses) CHECK(std::abs(loss - std::log(512)) < 0.4);
 }
@@ -103,14 +103,31 @@ TEST_CASE("shrunk layouts: tensor, pipeline with virtual stages, context and dat
   check_trains(scratch, "qwen2.5-7b-sft", "2");
 }
 
-TEST_CASE("shrunk layouts: models with experts, their fine-tuning and their adapters, on eight ranks") {
-  for (const std::string family :
-       {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "kimi-k2", "mixtral-8x7b",
-        "mixtral-8x22b", "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b", "qwen3-235b-a22b"})
-    for (const char* method : {"", "-sft", "-lora"}) {
+static constexpr const char* kExpertFamilies[] = {
+    "deepseek-v2",   "deepseek-v2-lite",  "deepseek-v3", "gpt-oss-20b",   "kimi-k2",        "mixtral-8x7b",
+    "mixtral-8x22b", "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b", "qwen3-235b-a22b"};
+
+TEST_CASE("shrunk layouts: models with experts and their fine-tuning, on eight ranks") {
+  for (const std::string family : kExpertFamilies)
+    for (const char* method : {"", "-sft"}) {
       const ScratchDirectory scratch;
       check_trains(scratch, family + method, "8");
     }
+}
+
+// "-lora" adapts both, and dense layers; it trains in the test of every recipe too.
+TEST_CASE(
+    "shrunk layouts: adapters of attention and of experts in every model with experts, on eight ranks") {
+  for (const std::string family : kExpertFamilies)
+    for (const char* adapters : {"lora_attention", "lora_experts"}) {
+      CAPTURE(adapters);
+      const ScratchDirectory scratch;
+      check_trains(scratch, family + "-lora", "8", {std::string("peft=") + adapters});
+    }
+  for (const char* recipe : {"mixtral-8x7b-lora", "gpt-oss-20b-lora", "deepseek-v3-lora"}) {
+    const ScratchDirectory scratch;
+    check_trains(scratch, recipe, "8");
+  }
 }
 
 #else

@@ -468,9 +468,10 @@ TEST_CASE("every preset resolves") {
       // Fourteen layers of a model with 88 stay in bf16.
       if (preset.name.starts_with("nemotron_3_super")) overrides.push_back("model.num_layers=88");
       // The canonical ones name the gate and up projections, which GPT-2 does not have; nor has it latent
-      // attention.
+      // attention or experts.
       const auto r = resolved(preset.name.starts_with("canonical_") ? "quickstart"
                               : preset.name == "latent_lora"        ? "latent-155m"
+                              : preset.name == "lora_experts"       ? "olmoe-1b-7b"
                                                                     : "gpt2-124m",
                               overrides);
       CHECK_MESSAGE(r.ok(), problems(r));
@@ -478,6 +479,33 @@ TEST_CASE("every preset resolves") {
     }
   }
   CHECK(seen >= 50);
+}
+
+TEST_CASE("lora_attention and lora_experts adapt these layers of every model with experts, and no others") {
+  int families = 0;
+  for (const auto& entry : Library::standard().recipes()) {
+    const std::string& name = entry.name;
+    if (!name.ends_with("-lora") || !resolved(name).config.model.num_moe_experts) continue;
+    CAPTURE(name);
+    ++families;
+    for (const auto& [adapters, part] :
+         {std::pair("lora_attention", ".self_attention."), std::pair("lora_experts", ".mlp.experts.")}) {
+      CAPTURE(adapters);
+      const auto r = resolved(name, {std::string("peft=") + adapters});
+      REQUIRE_MESSAGE(r.ok(), problems(r));
+      CHECK(r.config.peft->dim == 32);
+      int64_t adapted = 0;
+      for (const std::string& layer : adaptable_layers(r.config.model, r.config.peft->scheme)) {
+        CHECK_MESSAGE(adapts(*r.config.peft, layer) == (layer.find(part) != std::string::npos), layer);
+        adapted += static_cast<int64_t>(adapts(*r.config.peft, layer));
+      }
+      CHECK(adapted >= 2 * (r.config.model.num_layers - r.config.model.moe_first_dense_layers));
+    }
+  }
+  CHECK(families >= 11);
+  // A dense model has no experts to adapt.
+  CHECK(problems(resolved("llama3.1-8b-lora", {"peft=lora_experts"})).find("R0912") != std::string::npos);
+  CHECK(resolved("llama3.1-8b-lora", {"peft=lora_attention"}).ok());
 }
 
 TEST_CASE("targets of adapters are not looked for in a model without layers") {

@@ -67,6 +67,22 @@ def main():
                 value=[summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in values]
             )
             events.append(event_pb2.Event(wall_time=wall, step=step, summary=summary))
+        # Thirty equal buckets from the least to the greatest value, or one.
+        loads = [0.0, 0.5, 1.0, 2.5]
+        width = 2.5 / 30
+        counts = [0.0] * 30
+        for load in loads:
+            counts[min(int(load / width), 29)] += 1
+        limits = [width * (i + 1) for i in range(29)] + [2.5]
+        histograms = [
+            ("loads", summary_pb2.HistogramProto(
+                min=0.0, max=2.5, num=4, sum=4.0, sum_squares=7.5, bucket_limit=limits, bucket=counts)),
+            ("equal", summary_pb2.HistogramProto(
+                min=1.0, max=1.0, num=3, sum=3.0, sum_squares=3.0, bucket_limit=[1.0], bucket=[3.0])),
+        ]
+        values = [summary_pb2.Summary.Value(tag="loss", simple_value=2.0)]
+        values += [summary_pb2.Summary.Value(tag=tag, histo=histogram) for tag, histogram in histograms]
+        events.append(event_pb2.Event(wall_time=4.5, step=102, summary=summary_pb2.Summary(value=values)))
         for event in events:
             writer.write(event.SerializeToString())
     with open(OUT / "events.golden", "rb") as file:

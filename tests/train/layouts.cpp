@@ -667,10 +667,10 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 545, 91},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 546, 91},
                                                 {"", "dist.tp=", 180, 39},
-                                                {"", "dist.pp=", 166, 26},
-                                                {"", "dist.vpp=", 31, 9},
+                                                {"", "dist.pp=", 167, 26},
+                                                {"", "dist.vpp=", 32, 9},
                                                 {"", ZB_H1, 25, 2},
                                                 {"", ZB_V, 32, 3},
                                                 {"", "dist.cp=", 104, 5},

@@ -72,6 +72,10 @@ inline constexpr Layout kLayouts[] = {
      "dist.tp=2 dist.sp=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_num_splits=2"},
     {2, true, "gpt", "dist.pp=2"},
     {2, false, "llama", "dist.pp=2 dist.vpp=2 " FULL},
+    // The last group of micro-batches is smaller than the others.
+    {2, false, "llama",
+     "dist.pp=2 dist.vpp=2 dist.microbatch_group_size_per_vp_stage=3 " HALF_BATCH
+     "train.global_batch_size=8"},
     {2, true, "llama", "dist.cp=2"},
     {2, false, "gpt", "dist.cp=2 dist.cp_comm_type=a2a " DROP},
     {2, false, "llama", "dist.cp=2 dist.cp_comm_type=all_gather"},

@@ -24,18 +24,20 @@ TEST_CASE("crc32c equals the known answers") {
 TEST_CASE("events are TensorBoard's own bytes") {
   // tests/golden/make_checkpoint_fixtures.py wrote the same events with TensorBoard's classes.
   const std::vector<Scalar> first{{"loss", 2.5}}, second{{"loss", 2.25}, {"lm/grad norm é", 1e-30}},
-      third{{"loss", std::numeric_limits<double>::infinity()}, {"zero", 0.0}};
+      third{{"loss", std::numeric_limits<double>::infinity()}, {"zero", 0.0}}, fourth{{"loss", 2.0}};
+  const std::vector<Histogram> histograms{{"loads", {0.5, 2.5, 0.0, 1.0}}, {"equal", {1.0, 1.0, 1.0}}};
   const std::string bytes = frame_record(version_event(1.0)) + frame_record(session_start_event(1.25, 100)) +
-                            frame_record(scalar_event(1.5, 101, first)) +
-                            frame_record(scalar_event(2.5, int64_t{1} << 40, second)) +
-                            frame_record(scalar_event(3.5, 0, third));
+                            frame_record(summary_event(1.5, 101, first)) +
+                            frame_record(summary_event(2.5, int64_t{1} << 40, second)) +
+                            frame_record(summary_event(3.5, 0, third)) +
+                            frame_record(summary_event(4.5, 102, fourth, histograms));
   CHECK(bytes == slurp(fs::path(capstan::test::kSourceDirectory) / "tests/golden/checkpoint/events.golden"));
 }
 
 TEST_CASE("tags cannot break out of their line") {
   const auto event = [](const std::string& tag) {
     const std::vector<Scalar> scalars{{tag, 1.0}};
-    return scalar_event(1.0, 1, scalars);
+    return summary_event(1.0, 1, scalars);
   };
   CHECK(event("a\nb\"c\x7F") == event("a_b\"c_"));
   CHECK(event("bad\xFFutf") == event("bad_utf"));
@@ -54,7 +56,7 @@ TEST_CASE("a file begins with the version and grows by complete records") {
   writer.write(7, 2.0, scalars);
   writer.write(8, 2.0, {});  // nothing to say
   CHECK(slurp(writer.path()) ==
-        frame_record(version_event(1.0)) + frame_record(scalar_event(2.0, 7, scalars)));
+        frame_record(version_event(1.0)) + frame_record(summary_event(2.0, 7, scalars)));
   const EventsWriter resumed(nested, 1.0, 5);  // the same second: another file
   CHECK(resumed.path() != writer.path());
   CHECK(slurp(resumed.path()) ==

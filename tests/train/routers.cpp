@@ -175,6 +175,11 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
   std::string events;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(options.run_dir))
     if (entry.path().filename().string().starts_with("events.")) events += read_file(entry.path());
-  for (const RouterResult& router : steps.back().routers)
-    CHECK(events.find("train/expert_max_load_layer_" + std::to_string(router.layer)) != std::string::npos);
+  for (const RouterResult& router : steps.back().routers) {
+    const std::string layer = "_layer_" + std::to_string(router.layer);
+    CHECK(events.find("train/expert_max_load" + layer) != std::string::npos);
+    CHECK(events.find("train/expert_load" + layer) != std::string::npos);
+    for (int64_t expert = 0; expert < kExperts; ++expert)
+      CHECK(events.find("experts/load" + layer + "_expert_" + std::to_string(expert)) != std::string::npos);
+  }
 }

@@ -6,12 +6,14 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/calibration.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
+#include "comm/reduce.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
 #include "train/setup/device.hpp"
@@ -35,9 +37,9 @@ OrderedJson memory_json(const MemoryUse& use) {
 // The parts of the program, each with its rows in the JSON object and its text.
 class Bench {
  public:
-  Bench(Context& context, const config::Resolution& resolution);
+  Bench(Context& context, const config::Resolution& resolution, comm::World& world);
   void measure_machine();
-  // Errors: usage, where a kernel's name is unknown.
+  // Errors: usage, where a kernel's name is unknown, and for kernels on several ranks.
   void check_names() const;
   void measure_kernels();
   void measure_training_step();
@@ -51,14 +53,16 @@ class Bench {
   void add_gemm(const kernels::NamedGemm& shape, Table& table);
   std::string phases_text(const train::StepMeasurement& step);
   std::string operations_text(const train::StepMeasurement& step);
-  // Prints nothing with --json, which prints one object at the end.
+  std::string step_title(const train::StepMeasurement& step) const;
+  // Prints nothing with --json, which prints one object at the end, and nothing on other ranks.
   void print(const std::string& text) const {
-    if (!args_.has("json")) put(text);
+    if (!args_.has("json") && world_.rank() == 0) put(text);
     flush_output();
   }
 
   const Arguments& args_;
   const config::Resolution& resolution_;
+  comm::World& world_;
   // Duration of the measurement of a kernel.
   double seconds_;
   Progress progress_;
@@ -67,18 +71,19 @@ class Bench {
   const bool on_host_;
   // The compute type of the step.
   const DType type_;
-  // GFLOP/s in fp32, and in that type.
+  // GFLOP/s in fp32, and in that type: of a rank, the mean of all, which measure at the same time.
   double gemm_ = 0, step_gemm_ = 0;
   double copy_ = 0;  // GB/s
   OrderedJson json_ = {{"schema", "capstan.bench/1"}};
 };
 
-Bench::Bench(Context& context, const config::Resolution& resolution)
+Bench::Bench(Context& context, const config::Resolution& resolution, comm::World& world)
     : args_(context.args),
       resolution_(resolution),
+      world_(world),
       seconds_(args_.number("seconds", 0.01, 60).value_or(0.2)),
-      progress_(!context.quiet() && !args_.has("json"), context.color_err),
-      device_(train::make_device(resolution.config, {})),
+      progress_(!context.quiet() && !args_.has("json") && world.rank() == 0, context.color_err),
+      device_(train::make_device(resolution.config, train::local_rank_of(world))),
       on_host_(train::backend_of(resolution.config.train.device).runs_on_host_threads),
       type_(train::backend_of(resolution.config.train.device)
                 .gemm_type(train::compute_type(resolution.config.mixed_precision))) {}
@@ -94,15 +99,19 @@ void Bench::measure_machine() {
   const auto features = kernels::cpu_features();
   json_["machine"] = {{"cores", available_cores()},
                       {"threads", device_->host_threads().size()},
+                      {"ranks", world_.size()},
                       {"instruction_set", features.instruction_set},
                       {"native_bf16", features.native_bf16_gemm}};
   json_["device"] = device_->description();
   print("machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
         (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
   if (!on_host_) print("device:  " + device_->description() + "\n");
-  gemm_ = kernels::peak_gemm_gflops(*device_);
-  step_gemm_ = type_ == DType::f32 ? gemm_ : kernels::peak_gemm_gflops(*device_, type_);
-  copy_ = kernels::measured_copy_gbps(*device_);
+  const auto mean = [&](double value) {
+    return comm::all_reduce(world_.communicator(), value) / world_.size();
+  };
+  gemm_ = mean(kernels::peak_gemm_gflops(*device_));
+  step_gemm_ = type_ == DType::f32 ? gemm_ : mean(kernels::peak_gemm_gflops(*device_, type_));
+  copy_ = mean(kernels::measured_copy_gbps(*device_));
   json_["gemm_gflops"] = gemm_;
   json_["step_gemm_gflops"] = step_gemm_;
   json_["copy_gbps"] = copy_;
@@ -115,9 +124,12 @@ void Bench::measure_machine() {
 }
 
 void Bench::check_names() const {
+  const std::vector<std::string>& names = args_.words();
+  if (world_.size() > 1 && (names.size() != 1 || names[0] != "step"))
+    fail(ErrorCode::usage, "kernels are measured in one process", "of several ranks: capstan bench step");
   std::vector<std::string> known = kernels::kernel_names();
   known.emplace_back("step");
-  for (const std::string& given : args_.words()) {
+  for (const std::string& given : names) {
     if (std::any_of(known.begin(), known.end(),
                     [&](const std::string& name) { return name.find(given) != std::string::npos; }))
       continue;
@@ -210,11 +222,23 @@ std::string Bench::operations_text(const train::StepMeasurement& step) {
   return table.text();
 }
 
+std::string Bench::step_title(const train::StepMeasurement& step) const {
+  const std::string ranks = world_.size() > 1 ? " on " + counted(world_.size(), "rank") : "";
+  return "\ntraining step of " + resolution_.recipe_name + ranks + ": " +
+         human_count(step.tokens_per_second) + " tokens/s, " + fixed(100 * step.fraction_of_peak, 1) +
+         "% of peak GEMM throughput" +
+         (step.fraction_of_concurrent > 0
+              ? ", " + fixed(100 * step.fraction_of_concurrent, 1) + "% of the " +
+                    fixed(step.concurrent_gflops, 1) + " GFLOP/s of a GEMM run between its operations"
+              : "") +
+         " (" + counted(step.micro_batches, "micro-batch") + " a step)\n" +
+         (ranks.empty() ? "" : "phases, operations and memory of rank 0:\n");
+}
+
 void Bench::measure_training_step() {
   progress_.status("measuring a training step");
-  const auto world = comm::World::join();
   const train::StepMeasurement step =
-      train::measure_step(train::with_short_step(resolution_.config, step_gemm_), *world, step_gemm_,
+      train::measure_step(train::with_short_step(resolution_.config, step_gemm_), world_, step_gemm_,
                           std::max(2.0, 10 * seconds_));
   json_["step"] = {
       {"recipe", resolution_.recipe_name},           {"tokens_per_second", step.tokens_per_second},
@@ -225,14 +249,10 @@ void Bench::measure_training_step() {
   json_["step"]["memory"] = memory_json(step.memory);
   json_["step"]["memory_estimated"] = memory_json(step.estimated);
   json_["step"]["steps"] = step.steps;
-  print("\ntraining step of " + resolution_.recipe_name + ": " + human_count(step.tokens_per_second) +
-        " tokens/s, " + fixed(100 * step.fraction_of_peak, 1) + "% of peak GEMM throughput" +
-        (step.fraction_of_concurrent > 0
-             ? ", " + fixed(100 * step.fraction_of_concurrent, 1) + "% of the " +
-                   fixed(step.concurrent_gflops, 1) + " GFLOP/s of a GEMM run between its operations"
-             : "") +
-        " (" + std::to_string(step.micro_batches) +
-        (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" + phases +
+  if (step.bubble)
+    json_["step"]["pipeline_bubble"] = {{"measured", step.bubble->measured},
+                                        {"simulated", step.bubble->simulated}};
+  print(step_title(step) + phases + (step.bubble ? train::bubble_text(*step.bubble) + "\n" : "") +
         "by operation (F forward, B backward, W weight gradients):\n" + operations + "peak memory: " +
         train::memory_text(step.memory) + "\nestimated:   " + train::memory_text(step.estimated) + "\n");
 }
@@ -260,17 +280,24 @@ int run_bench(Context& context) {
     fail(ErrorCode::usage,
          "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with -r RECIPE");
+  const int64_t nproc = context.args.integer("nproc", 1, 4096).value_or(1);
   if (const auto file = context.args.value("calibrate"))
-    return calibrate(context, *file, recipe.value_or("quickstart"));
-  const config::Resolution resolution = recipe_for_measuring(context, recipe.value_or("quickstart"));
-  Bench bench(context, resolution);
-  bench.check_names();
-  bench.measure_machine();
-  const std::vector<std::string>& names = context.args.words();
-  if (names.size() != 1 || names[0] != "step") bench.measure_kernels();
-  if (bench.wanted("step")) bench.measure_training_step();
-  if (context.args.has("json")) put(dump_json(bench.json(), 2) + "\n");
-  return 0;
+    return nproc > 1 ? launch_ranks(context, nproc, false)
+                     : calibrate(context, *file, recipe.value_or("quickstart"));
+  const comm::LaunchedAs launched = comm::launched_as();
+  const config::Resolution resolution = recipe_for_measuring(
+      context, recipe.value_or("quickstart"), nproc > 1 ? nproc : launched.size, launched.rank == 0);
+  if (nproc > 1) return launch_ranks(context, nproc, false);
+  return run_in_world(context, resolution.config.resilience.timeout.seconds, [&](comm::World& world) {
+    Bench bench(context, resolution, world);
+    bench.check_names();
+    bench.measure_machine();
+    const std::vector<std::string>& names = context.args.words();
+    if (names.size() != 1 || names[0] != "step") bench.measure_kernels();
+    if (bench.wanted("step")) bench.measure_training_step();
+    if (context.args.has("json") && world.rank() == 0) put(dump_json(bench.json(), 2) + "\n");
+    return 0;
+  });
 }
 
 }  // namespace
@@ -283,10 +310,12 @@ const Command kBench = {
                  {"bench attention", "only kernels with that in their name"},
                  {"bench step -r gpt2-124m train.micro_batch_size=4",
                   "a training step of a recipe, on random tokens"},
+                 {"bench step dist.pp=2 -r quickstart --nproc 2", "the bubble of a pipeline of two ranks"},
                  {"bench --calibrate mine.yaml", "GEMMs, kernels and collectives, for `plan --cluster`"}},
     .options = {{"recipe", 'r', "RECIPE", "recipe whose training step is measured; default quickstart"},
                 {"seconds", 0, "S", "seconds for each kernel; default 0.2"},
                 {"calibrate", 0, "FILE", "measure this machine, and write a cluster file for `capstan plan`"},
+                {"nproc", 0, "N", "measure a training step, or with --calibrate collectives too, on N ranks"},
                 {"json", 0, "", "print one JSON object"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
@@ -295,8 +324,10 @@ const Command kBench = {
         "of the device,\n"
         "also at the shapes of Llama 3 8B (8192 tokens); elsewhere these are measured where they are "
         "named.\n"
-        "--calibrate measures in the compute type of the recipe; under mpirun also collectives between the "
-        "ranks:\n"
+        "The bubble of a pipeline on the CPU is reported beside that of its schedule with equal times, as\n"
+        "the idle time in percent of the time of the passes.\n"
+        "--calibrate measures in the compute type of the recipe; on several ranks also collectives between "
+        "them:\n"
         "capstan help planning.\n",
     .overrides = true,
     .max_words = SIZE_MAX,

@@ -138,6 +138,9 @@ int run_runs_show(Context& context) {
                    (details.step_estimated_seconds ? ", " + significant(*details.step_estimated_seconds, 3) +
                                                          " s estimated for " + details.cluster
                                                    : "")});
+  if (details.pipeline_bubble && details.pipeline_bubble_simulated)
+    table.add({"bubble", fixed(100 * *details.pipeline_bubble, 1) + "% measured, " +
+                             fixed(100 * *details.pipeline_bubble_simulated, 1) + "% simulated"});
   std::string steps;
   for (const int64_t step : run.checkpoints) steps += (steps.empty() ? "" : ", ") + std::to_string(step);
   table.add({"checkpoints", steps.empty() ? "none" : steps});

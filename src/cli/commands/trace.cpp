@@ -6,25 +6,13 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "parallel/schedule.hpp"
 #include "train/setup/device.hpp"
-#include "train/setup/model.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/step_measurement.hpp"
 
 namespace capstan::cli {
 
 namespace {
-
-// The bubble of a pipeline, as measured and as the schedule has it with equal times.
-std::string bubble_text(const config::Config& config, const train::StepMeasurement& step) {
-  const parallel::PipelineShape shape = train::pipeline_shape(config, step.micro_batches);
-  if (shape.ranks == 1 || train::backend_of(config.train.device).queues_work) return "";
-  const parallel::ScheduleRun run = parallel::simulate(shape, parallel::make_schedule(shape));
-  return "pipeline of " + counted(step.micro_batches, "micro-batch") +
-         ": the ranks are idle or transfer for " + fixed(100 * step.bubble, 1) +
-         "% of the time of their passes; simulated bubble " + fixed(100 * run.bubble(), 1) + "%\n";
-}
 
 int run_trace(Context& context) {
   const Arguments& args = context.args;
@@ -49,7 +37,9 @@ int run_trace(Context& context) {
     if (is_rank0)
       put(file + ": " + std::to_string(trace.events()) + " events of " + std::to_string(step.steps) +
           " steps of " + resolution.recipe_name + ranks + " (https://ui.perfetto.dev opens it)\n" +
-          bubble_text(resolution.config, step));
+          (step.bubble ? train::bubble_text(*step.bubble) + " (" +
+                             counted(step.micro_batches, "micro-batch") + " a step)\n"
+                       : ""));
     return 0;
   });
 }

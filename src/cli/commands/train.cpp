@@ -113,8 +113,12 @@ int run_train(Context& context) {
   if (!resolution.ok()) throw CommandExit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
   std::optional<train::TimeEstimate> time;
-  if (const auto cluster = args.value("cluster"))
-    time = time_of_step(resolution.config, planner::read_cluster(*cluster));
+  std::optional<train::MemoryLimit> cluster_memory;
+  if (const auto name = args.value("cluster")) {
+    const planner::Cluster cluster = planner::read_cluster(*name);
+    time = time_of_step(resolution.config, cluster);
+    cluster_memory = {cluster.usable_memory.value, "the cluster " + cluster.name + " allows"};
+  }
   // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
   const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;
   if (nproc && *nproc > 1 && named_device) train::check_device(resolution.config, 0);
@@ -134,6 +138,7 @@ int run_train(Context& context) {
     if (const auto resume = args.value("resume"))
       options.resume = *resume == "auto" ? train::Resume::automatic : train::Resume::existing;
     options.force = args.has("force");
+    options.cluster_memory = cluster_memory;
     options.estimate_time = [&](const std::string& gpu) {
       return time ? time : time_on_gpu(resolution.config, gpu);
     };
@@ -166,14 +171,15 @@ const Command kTrain = {
                  {"train my.yaml --run-dir runs/a --resume", "from its newest checkpoint"},
                  {"train llama3-70b --shrink", "two steps of a small model of the same architecture"},
                  {"train quickstart --nproc 2", "two ranks on this machine"}},
-    .options = {{"run-dir", 0, "DIR", "run directory; default runs/NAME"},
-                {"resume", 0, "", "resume the run in that directory; =auto starts a new one if there is none",
-                 "", "auto"},
-                {"nproc", 0, "N", "start N ranks with mpirun"},
-                {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
-                {"cluster", 0, "CLUSTER",
-                 "a cluster of `plan`, for the time of a step in the log; default: that of the GPU"},
-                {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
+    .options =
+        {{"run-dir", 0, "DIR", "run directory; default runs/NAME"},
+         {"resume", 0, "", "resume the run in that directory; =auto starts a new one if there is none", "",
+          "auto"},
+         {"nproc", 0, "N", "start N ranks with mpirun"},
+         {"force", 0, "", "start also where the estimate says that a step does not fit the memory"},
+         {"cluster", 0, "CLUSTER",
+          "a cluster of `plan`: a limit of memory, and a time of a step for the log, else that of the GPU"},
+         {"shrink", 0, "", "scale the recipe down to a laptop: small model, mock data, two steps"}},
     .details =
         "A run directory holds the recipe as given and as resolved, metrics.jsonl, TensorBoard events and "
         "checkpoints.\n"

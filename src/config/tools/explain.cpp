@@ -117,6 +117,9 @@ const Term kTerms[] = {
     {"batch_size",
      "samples of one forward pass on a rank, and of one step over all ranks",
      {"train.micro_batch_size", "train.global_batch_size"}},
+    {"uneven_batches",
+     "a batch that micro-batches and ranks do not divide: capstan help choosing-a-layout",
+     {"train.decrease_batch_size_if_needed", "train.global_batch_size"}},
     {"gradient_accumulation_steps",
      "derived: global_batch_size / (micro_batch_size * data_parallel_size)",
      {"train.num_microbatches", "train.global_batch_size"}},
@@ -132,7 +135,7 @@ const Term kTerms[] = {
 // Fields with this last part of their path, or an alias or a name in another tool that is this word.
 void find_by_name(const Schema& schema, std::string_view what, Topic& topic) {
   std::string name = lower_case(what);
-  std::replace(name.begin(), name.end(), '-', '_');
+  for (const char separator : {'-', ' '}) std::replace(name.begin(), name.end(), separator, '_');
   const auto is = [&](const std::string& spelling) {
     return spelling == name || spelling.ends_with("." + name);
   };

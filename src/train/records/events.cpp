@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -115,14 +116,60 @@ std::string session_start_event(double wall_time, int64_t step) {
   return event;
 }
 
-std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars) {
-  // Summary: 1 repeated Value {1 tag, 2 simple_value}.
+// A field of a message; absent when 0, as proto3 has it.
+static void put_double(std::string& out, uint32_t field, double value) {
+  if (std::bit_cast<uint64_t>(value) == 0) return;
+  put_key(out, field, kFixed64);
+  put_fixed(out, value);
+}
+static void put_doubles(std::string& out, uint32_t field, std::span<const double> values) {
+  std::string packed;
+  for (const double value : values) put_fixed(packed, value);
+  put_bytes(out, field, packed);
+}
+
+// HistogramProto: 1 min, 2 max, 3 num, 4 sum, 5 sum_squares, 6 bucket_limit (the upper ends), 7 bucket.
+static std::string histogram_message(const std::vector<double>& values) {
+  constexpr size_t kBuckets = 30;
+  std::string message;
+  if (values.empty()) return message;
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  const size_t buckets = *high > *low ? kBuckets : 1;
+  const double width = (*high - *low) / static_cast<double>(buckets);
+  std::vector<double> limits(buckets), counts(buckets);
+  for (size_t i = 0; i < buckets; ++i) limits[i] = *low + width * static_cast<double>(i + 1);
+  limits.back() = *high;
+  double sum = 0, squares = 0;
+  for (const double value : values) {
+    sum += value, squares += value * value;
+    const size_t bucket = width > 0 ? static_cast<size_t>((value - *low) / width) : 0;
+    ++counts[std::min(bucket, buckets - 1)];
+  }
+  put_double(message, 1, *low), put_double(message, 2, *high);
+  put_double(message, 3, static_cast<double>(values.size()));
+  put_double(message, 4, sum), put_double(message, 5, squares);
+  put_doubles(message, 6, limits), put_doubles(message, 7, counts);
+  return message;
+}
+
+std::string summary_event(double wall_time, int64_t step, std::span<const Scalar> scalars,
+                          std::span<const Histogram> histograms) {
+  // Summary: 1 repeated Value {1 tag, 2 simple_value, 5 histo}.
   std::string summary;
-  for (const auto& scalar : scalars) {
+  const auto begin_value = [](const std::string& name) {
     std::string value;
-    if (const std::string tag = safe_tag(scalar.tag); !tag.empty()) put_bytes(value, 1, tag);
+    if (const std::string tag = safe_tag(name); !tag.empty()) put_bytes(value, 1, tag);
+    return value;
+  };
+  for (const auto& scalar : scalars) {
+    std::string value = begin_value(scalar.tag);
     put_key(value, 2, kFixed32);
     put_fixed(value, static_cast<float>(scalar.value));
+    put_bytes(summary, 1, value);
+  }
+  for (const auto& histogram : histograms) {
+    std::string value = begin_value(histogram.tag);
+    put_bytes(value, 5, histogram_message(histogram.values));
     put_bytes(summary, 1, value);
   }
   std::string event = event_head(wall_time, step);
@@ -155,8 +202,9 @@ EventsWriter::~EventsWriter() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void EventsWriter::write(int64_t step, double wall_time, std::span<const Scalar> scalars) {
-  if (!scalars.empty()) append(scalar_event(wall_time, step, scalars));
+void EventsWriter::write(int64_t step, double wall_time, std::span<const Scalar> scalars,
+                         std::span<const Histogram> histograms) {
+  if (!scalars.empty() || !histograms.empty()) append(summary_event(wall_time, step, scalars, histograms));
 }
 
 void EventsWriter::append(std::string_view event) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace capstan::records {
 
@@ -15,6 +16,12 @@ struct Scalar {
   std::string tag;
   // Stored as float; NaN and infinities too.
   double value = 0;
+};
+
+// The distribution of finite values.
+struct Histogram {
+  std::string tag;
+  std::vector<double> values;
 };
 
 // One event file. Appends complete records with one write each, so that a reader that follows the file sees
@@ -30,7 +37,8 @@ class EventsWriter {
   EventsWriter(const EventsWriter&) = delete;
   EventsWriter& operator=(const EventsWriter&) = delete;
 
-  void write(int64_t step, double wall_time, std::span<const Scalar> scalars);
+  void write(int64_t step, double wall_time, std::span<const Scalar> scalars,
+             std::span<const Histogram> histograms = {});
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -46,8 +54,10 @@ std::string frame_record(std::string_view data);
 // The first event of every file.
 std::string version_event(double wall_time);
 std::string session_start_event(double wall_time, int64_t step);
-// An event with scalars. Tags are sanitized: control characters and bytes that are not UTF-8 become `_`, at
-// most 512 bytes.
-std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars);
+// An event with scalars, then histograms of 30 buckets of equal width between the least and the greatest
+// value, of one bucket if these are equal. Tags are sanitized: control characters and bytes that are not
+// UTF-8 become `_`, at most 512 bytes.
+std::string summary_event(double wall_time, int64_t step, std::span<const Scalar> scalars,
+                          std::span<const Histogram> histograms = {});
 
 }  // namespace capstan::records

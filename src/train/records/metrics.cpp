@@ -215,12 +215,15 @@ static std::optional<ReadRow> last_row(const fs::path& path, size_t most, std::s
   return std::nullopt;
 }
 
+// More than a row of any model has: the loads of 61 layers of 256 experts take 330 KiB.
+constexpr size_t kLastRows = size_t{4} << 20;
+
 std::optional<ReadRow> last_logged_step(const fs::path& path) {
-  return last_row(path, size_t{256} << 10, "", [](const ReadRow& row) { return row.event.empty(); });
+  return last_row(path, kLastRows, "", [](const ReadRow& row) { return row.event.empty(); });
 }
 
 std::optional<ReadRow> last_recorded_step(const fs::path& path) {
-  return last_row(path, size_t{256} << 10, "", [](const ReadRow&) { return true; });
+  return last_row(path, kLastRows, "", [](const ReadRow&) { return true; });
 }
 
 std::optional<ReadRow> last_event(const fs::path& path, std::string_view event) {

@@ -78,7 +78,7 @@ struct ReadRow {
 // number. Throws ErrorCode::not_found when there is no such file.
 int64_t read_metrics(const std::filesystem::path& path, FunctionRef<void(const ReadRow&)> use);
 
-// The last row that logs a step, found from the end of the file (its last 256 KiB); nullopt when there is
+// The last row that logs a step, found from the end of the file (its last 4 MiB); nullopt when there is
 // none.
 std::optional<ReadRow> last_logged_step(const std::filesystem::path& path);
 

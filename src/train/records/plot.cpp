@@ -9,6 +9,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "train/records/curve.hpp"
+#include "train/records/expert_loads.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/page.hpp"
 #include "train/records/page_files.hpp"
@@ -37,8 +38,8 @@ constexpr std::array kCharts{
     Chart{"z_loss", "z-loss of the routers", 1, true, true, false},
     Chart{"memory_bytes", "Memory, MiB", 1.0 / (1 << 20), false, false, false},
 };
-// kMaxPoints, kMinPoints: of a curve.
-constexpr size_t kPointsOfAll = 300'000, kMaxPoints = 1500, kMinPoints = 60;
+// kMaxPoints, kMinPoints: of a curve. kLoadsOfAll: loads of experts, about five bytes each.
+constexpr size_t kPointsOfAll = 300'000, kMaxPoints = 1500, kMinPoints = 60, kLoadsOfAll = 200'000;
 
 // The curves of the load of experts: its maximum over its mean, by layer.
 void add_expert_loads(const ReadRow& row, double step, std::map<std::string, std::vector<Point>>& curves) {
@@ -60,11 +61,12 @@ void add_parts_of_losses(const ReadRow& row, double step, std::map<std::string, 
       curves["balance_loss " + name].push_back({step, value});
 }
 
-// One run as an object for page/runs.js.
-std::string run_json(const std::filesystem::path& path, size_t most) {
+// One run as an object for page/runs.js. most, most_loads: points of a curve, and loads of experts.
+std::string run_json(const std::filesystem::path& path, size_t most, size_t most_loads) {
   const RunSummary run = summarize(path);
   const RunDetails details = details_of(path);
   std::map<std::string, std::vector<Point>> curves;
+  ExpertLoads experts(most_loads);
   std::error_code missing;
   if (std::filesystem::exists(path / "metrics.jsonl", missing))
     read_metrics(path / "metrics.jsonl", [&](const ReadRow& row) {
@@ -77,6 +79,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
         const double value = memory ? row.memory_bytes() : row.number(chart.key);
         curves[chart.key].push_back({x, value * chart.scale});
       }
+      experts.add(row);
       add_expert_loads(row, x, curves);
       add_parts_of_losses(row, x, curves);
     });
@@ -102,7 +105,8 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
     if (std::any_of(points.begin(), points.end(), [](const Point& p) { return std::isfinite(p.y); }))
       all += (all.empty() ? "" : ",") + in_quotes(key) + ":{" +
              curve_json(points, key.find(' ') == key.npos ? most : most_of_layer) + "}";
-  return text + ",\"curves\":{" + all + "}}";
+  const std::string loads = experts.json();
+  return text + ",\"experts\":" + (loads.empty() ? "null" : loads) + ",\"curves\":{" + all + "}}";
 }
 
 }  // namespace
@@ -114,7 +118,7 @@ std::string plot_html(std::span<const std::filesystem::path> runs) {
   std::vector<std::string> recipes;
   std::string objects;
   for (const std::filesystem::path& run : runs) {
-    objects += (objects.empty() ? "\n" : ",\n") + run_json(run, most);
+    objects += (objects.empty() ? "\n" : ",\n") + run_json(run, most, kLoadsOfAll / runs.size());
     if (const std::string recipe = read_run_file(run).recipe;
         std::find(recipes.begin(), recipes.end(), recipe) == recipes.end())
       recipes.push_back(recipe);
@@ -129,9 +133,10 @@ std::string plot_html(std::span<const std::filesystem::path> runs) {
                               {"log", chart.logarithmic},
                               {"smooth", chart.smooth},
                               {"wide", chart.wide}});
+  const std::string script = std::string(experts_script()) + std::string(runs_script());
   std::string data = dump_json(root);
   data.pop_back();
-  return page_html({title + " · Capstan", runs_body(), runs_script(), data + ",\"runs\":[" + objects + "]}"});
+  return page_html({title + " · Capstan", runs_body(), script, data + ",\"runs\":[" + objects + "]}"});
 }
 
 }  // namespace capstan::records

@@ -205,6 +205,8 @@ RunDetails details_of(const fs::path& run) {
     details.memory_estimated = known(row->number("memory_estimated_bytes"));
     details.step_seconds = known(row->number("step_seconds"));
     details.step_estimated_seconds = known(row->number("step_estimated_seconds"));
+    details.pipeline_bubble = known(row->number("pipeline_bubble"));
+    details.pipeline_bubble_simulated = known(row->number("pipeline_bubble_simulated"));
     for (const auto& [key, text] : row->texts)
       if (key == "cluster") details.cluster = text;
   }
@@ -250,6 +252,8 @@ std::string to_json(const RunSummary& run, const RunDetails& details) {
   object["first_steps_seconds"] = or_null(details.step_seconds);
   object["step_estimated_seconds"] = or_null(details.step_estimated_seconds);
   object["cluster"] = details.cluster.empty() ? OrderedJson() : OrderedJson(details.cluster);
+  object["pipeline_bubble"] = or_null(details.pipeline_bubble);
+  object["pipeline_bubble_simulated"] = or_null(details.pipeline_bubble_simulated);
   object["validation_step"] = or_null(details.validation_step);
   object["validation_loss"] = or_null(details.validation_loss);
   object["perplexity"] = or_null(details.perplexity);

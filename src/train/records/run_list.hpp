@@ -70,6 +70,8 @@ struct RunDetails {
   // Estimated bytes; measured and estimated seconds of one of the first steps, and for which cluster.
   std::optional<double> memory_estimated, step_seconds, step_estimated_seconds;
   std::string cluster;
+  // Idle time in the first steps over the time of the passes, as measured and by the schedule.
+  std::optional<double> pipeline_bubble, pipeline_bubble_simulated;
   std::optional<int64_t> validation_step;
   std::optional<double> validation_loss, perplexity;
   // Test loss at the end of the run.

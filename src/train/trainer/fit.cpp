@@ -94,11 +94,12 @@ const MemoryUse& use_of(const StepEstimate& estimate, MemoryKind kind) {
   return kind == MemoryKind::device ? estimate.memory : estimate.host_memory;
 }
 std::optional<ExceededLimit> exceeded_limit(const config::Config& config, const StepEstimate& estimate,
-                                            int local_ranks) {
-  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::host})
-    if (const auto limit = memory_limit(config, kind, local_ranks);
-        limit && use_of(estimate, kind).total() > limit->bytes)
-      return ExceededLimit{kind, *limit};
+                                            int local_ranks, const std::optional<MemoryLimit>& cluster) {
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::host}) {
+    auto limit = memory_limit(config, kind, local_ranks);
+    if (kind == MemoryKind::device && cluster && (!limit || cluster->bytes < limit->bytes)) limit = cluster;
+    if (limit && use_of(estimate, kind).total() > limit->bytes) return ExceededLimit{kind, *limit};
+  }
   return std::nullopt;
 }
 
@@ -131,11 +132,12 @@ std::string smaller_steps_that_fit(const config::Config& config, const ExceededL
 // The steps of the ranks that a limit concerns, and the limit that they exceed.
 class MemoryCheck {
  public:
-  MemoryCheck(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks)
-      : config_(config), estimate_(estimate), rank_(rank), local_ranks_(local_ranks) {
+  MemoryCheck(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks,
+              const std::optional<MemoryLimit>& cluster)
+      : config_(config), estimate_(estimate), rank_(rank), local_ranks_(local_ranks), cluster_(cluster) {
     steps_ = all_stages_ ? steps_of(config) : RankSteps{{rank, estimate}};
     for (const auto& [r, step] : steps_)
-      if (!exceeded_) exceeded_ = exceeded_limit(config, step, local_ranks);
+      if (!exceeded_) exceeded_ = exceeded_limit(config, step, local_ranks, cluster_);
   }
 
   // Empty: the step fits.
@@ -166,7 +168,9 @@ class MemoryCheck {
   }
   // The other stages matter only where the one that needs the most fits.
   StepNeed need_of(const config::Config& asked) const {
-    const auto within = [&](const StepEstimate& one) { return !exceeded_limit(asked, one, local_ranks_); };
+    const auto within = [&](const StepEstimate& one) {
+      return !exceeded_limit(asked, one, local_ranks_, cluster_);
+    };
     const int64_t first = largest(steps_, exceeded_->kind).first;
     RankSteps steps{{first, step_of(asked, first)}};
     if (all_stages_ && within(steps.front().second)) steps = steps_of(asked);
@@ -178,24 +182,26 @@ class MemoryCheck {
   const StepEstimate& estimate_;
   const int64_t rank_;
   const int local_ranks_;
-  // A limit of the recipe holds for every rank. All ranks come to the same answer, that of the stage that
-  // needs the most memory.
-  const bool all_stages_ = has_limit(config_) && config_.dist.pipeline_model_parallel_size > 1;
+  const std::optional<MemoryLimit> cluster_;
+  // A limit of the recipe or of a cluster holds for every rank. All ranks come to the same answer, that of
+  // the stage that needs the most memory.
+  const bool all_stages_ = (has_limit(config_) || cluster_) && config_.dist.pipeline_model_parallel_size > 1;
   RankSteps steps_;
   std::optional<ExceededLimit> exceeded_;
 };
 
 }  // namespace
 
-void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
-  const MemoryCheck check(config, estimate, rank, local_ranks);
+void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks,
+                const std::optional<MemoryLimit>& cluster) {
+  const MemoryCheck check(config, estimate, rank, local_ranks, cluster);
   if (const std::string message = check.message(); !message.empty())
     fail(ErrorCode::no_fit, message, check.help());
 }
 
 std::string memory_excess(const config::Config& config, const StepEstimate& estimate, int64_t rank,
-                          int local_ranks) {
-  return MemoryCheck(config, estimate, rank, local_ranks).message();
+                          int local_ranks, const std::optional<MemoryLimit>& cluster) {
+  return MemoryCheck(config, estimate, rank, local_ranks, cluster).message();
 }
 
 int ranks_on_one_host(const config::Config& config) {

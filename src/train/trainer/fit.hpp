@@ -14,7 +14,7 @@ namespace capstan::train {
 // Bytes that one rank may take of a kind of memory, and the origin of the limit.
 struct MemoryLimit {
   int64_t bytes = 0;
-  // "resilience.memory_limit allows", "this rank has", or "its GPU has".
+  // "resilience.memory_limit allows", "this rank has", "its GPU has", or "the cluster h100 allows".
   std::string source;
 };
 // resilience.memory_limit or resilience.memory_limit_host; on the device cpu, whose memory is the host's, the
@@ -35,13 +35,14 @@ std::string memory_text(const MemoryUse& use);
 
 // Throws ErrorCode::no_fit when the step needs more of a kind of memory than its limit: its needs by
 // category, and which overrides would fit, each found by running the changed step on the meta device.
-// `estimate` is that of `rank`. A limit of the recipe is compared with the pipeline stage that needs the most
-// memory, with the same result on every rank.
-void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
+// `estimate` is that of `rank`. cluster: a further limit of the device's memory. That limit and one of the
+// recipe are compared with the pipeline stage that needs the most memory, with the same result on every rank.
+void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks,
+                const std::optional<MemoryLimit>& cluster = std::nullopt);
 
 // The message of that error, without a search for overrides; empty: the step fits.
 std::string memory_excess(const config::Config& config, const StepEstimate& estimate, int64_t rank,
-                          int local_ranks);
+                          int local_ranks, const std::optional<MemoryLimit>& cluster = std::nullopt);
 
 // check_fits() for a recipe whose ranks are not running, if it has a memory limit, so that `check` and
 // `show --step` refuse the same recipes as `train --nproc`. resident_data: as for estimate_step().

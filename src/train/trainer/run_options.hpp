@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "capstan/run.hpp"
+#include "train/trainer/fit.hpp"
 
 namespace capstan::checkpoint {
 class FileSystem;
@@ -57,6 +58,9 @@ struct RunOptions {
   // Called on every rank after each step. False on any rank asks the run to save a checkpoint and stop after
   // this step.
   std::function<bool(const StepReport&)> on_step;
+  // The memory of a rank's device on the cluster that the run is planned for; a step that needs more is
+  // refused.
+  std::optional<MemoryLimit> cluster_memory;
   // Trains also where the estimate says that a step does not fit the memory, with a warning.
   bool force = false;
   // The time of a step for the log, on the GPU of that name, which is empty on other devices. An empty

@@ -95,10 +95,11 @@ void RunRecorder::write(const records::MetricsRow& row) {
   }
 }
 
-void RunRecorder::write_events(int64_t step, std::span<const records::Scalar> scalars) {
+void RunRecorder::write_events(int64_t step, std::span<const records::Scalar> scalars,
+                               std::span<const records::Histogram> histograms) {
   if (!events_) return;
   try {
-    events_->write(step, wall_time(), scalars);
+    events_->write(step, wall_time(), scalars, histograms);
   } catch (const Error& error) {
     // write() warns of a full disk.
     log_.log_only(error.message());

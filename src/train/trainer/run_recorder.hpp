@@ -42,7 +42,8 @@ class RunRecorder {
 
   // A full disk does not end the run: rows wait until there is space, with a warning every half minute.
   void write(const records::MetricsRow& row);
-  void write_events(int64_t step, std::span<const records::Scalar> scalars);
+  void write_events(int64_t step, std::span<const records::Scalar> scalars,
+                    std::span<const records::Histogram> histograms = {});
   bool has_events() const { return events_ != nullptr; }
   // Flushes the written rows to the disk.
   void sync();

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "config/sections/batch_ramp.hpp"
 
 namespace capstan::train {

@@ -12,6 +12,7 @@
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/pipeline_bubble.hpp"
 
 namespace capstan::train {
 
@@ -69,6 +70,30 @@ void add_routers(records::MetricsRow& row, const StepResult& result) {
   for (const auto& [name, loss] : summary.losses) row.number(name, loss);
   for (const RouterResult& router : result.routers)
     row.numbers("expert_load_layer_" + std::to_string(router.layer), router.load);
+}
+
+// The loads of each layer as a histogram, and where layers times experts are few also a scalar for each
+// expert.
+void add_router_events(std::vector<records::Scalar>& scalars, std::vector<records::Histogram>& histograms,
+                       const StepResult& result) {
+  constexpr size_t kFewExperts = 256;
+  if (result.routers.empty()) return;
+  const RouterSummary summary(result);
+  scalars.push_back({"train/expert_max_load", summary.max_load});
+  const size_t experts = result.routers[0].load.size();
+  const bool few = result.routers.size() * experts <= kFewExperts;
+  for (const RouterResult& router : result.routers) {
+    const std::string layer = "_layer_" + std::to_string(router.layer);
+    scalars.push_back({"train/expert_max_load" + layer, router.max_load()});
+    records::Histogram& loads = histograms.emplace_back("train/expert_load" + layer, router.load);
+    for (size_t expert = 0; expert < experts; ++expert) {
+      loads.values[expert] *= static_cast<double>(experts);
+      if (few)
+        scalars.push_back(
+            {"experts/load" + layer + "_expert_" + std::to_string(expert), loads.values[expert]});
+    }
+  }
+  for (const auto& [name, loss] : summary.losses) scalars.push_back({"train/" + name, loss});
 }
 
 void add_mtp_losses(records::MetricsRow& row, const StepResult& result) {
@@ -262,19 +287,28 @@ void StepLogger::compare_estimates(int64_t step) {
   const int64_t measured = memory().total();
   const double seconds = compared_seconds_.steps > 0 ? compared_seconds_.mean() : step_seconds_;
   const auto bytes_text = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
-  if (step == std::min(first_step_ + kCompared, total_steps_))
+  const bool line_is_due = step == std::min(first_step_ + kCompared, total_steps_),
+             row_is_due = step == std::min(kCompared, total_steps_);
+  if (!line_is_due && !row_is_due) return;
+  std::optional<PipelineBubble> bubble;
+  if (compared_seconds_.steps > 0)
+    bubble = pipeline_bubble(config_, runner_.micro_batches(), compared_seconds_.phases, world_);
+  if (line_is_due)
     log_.line("memory: " + bytes_text(measured) + " measured, " + bytes_text(estimated_memory_) +
               " estimated; step " + significant(seconds, 3) + " s measured" +
               (expected_time_ ? ", " + significant(expected_time_->seconds, 3) + " s estimated for " +
                                     expected_time_->cluster
-                              : ""));
+                              : "") +
+              (bubble ? "; " + bubble_text(*bubble) : ""));
   // A row depends on the step alone (log_step).
-  if (step != std::min(kCompared, total_steps_)) return;
+  if (!row_is_due) return;
   records::MetricsRow row(step, "estimate");
   row.integer("memory_bytes", measured).integer("memory_estimated_bytes", estimated_memory_);
   row.number("step_seconds", seconds);
   if (expected_time_)
     row.number("step_estimated_seconds", expected_time_->seconds).text("cluster", expected_time_->cluster);
+  if (bubble)
+    row.number("pipeline_bubble", bubble->measured).number("pipeline_bubble_simulated", bubble->simulated);
   recorder_.write(row);
 }
 
@@ -323,13 +357,8 @@ void StepLogger::write_step_events(const StepResult& result) {
   if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
   if (result.params_norm) scalars.push_back({"train/params_norm", *result.params_norm});
   if (result.num_zeros) scalars.push_back({"train/num_zeros", static_cast<double>(*result.num_zeros)});
-  if (!result.routers.empty()) {
-    const RouterSummary summary(result);
-    scalars.push_back({"train/expert_max_load", summary.max_load});
-    for (const RouterResult& router : result.routers)
-      scalars.push_back({"train/expert_max_load_layer_" + std::to_string(router.layer), router.max_load()});
-    for (const auto& [name, loss] : summary.losses) scalars.push_back({"train/" + name, loss});
-  }
+  std::vector<records::Histogram> histograms;
+  add_router_events(scalars, histograms, result);
   for (size_t i = 0; i < result.mtp_losses.size(); ++i)
     scalars.push_back({"train/" + models::mtp_loss_name(i + 1), result.mtp_losses[i]});
   // The means of one step are its values.
@@ -337,7 +366,7 @@ void StepLogger::write_step_events(const StepResult& result) {
     scalars.push_back({"train/step_loss", result.loss});
     scalars.push_back({"train/step_grad_norm", result.gradient_norm});
   }
-  recorder_.write_events(runner_.state().step, scalars);
+  recorder_.write_events(runner_.state().step, scalars, histograms);
 }
 
 void StepLogger::report_anomalies(int64_t step, const std::vector<Anomaly>& anomalies,

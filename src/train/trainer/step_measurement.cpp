@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "base/checked.hpp"
-#include "base/error.hpp"
 #include "comm/reduce.hpp"
 #include "config/sections/batch_ramp.hpp"
 #include "data/loader.hpp"
@@ -30,7 +29,8 @@ config::Config with_short_step(config::Config config, double gemm_gflops) {
   // The V of a schedule is full with 2 P - 1 micro-batches.
   const int64_t filling = shape.order == config::PipelineSchedule::zb_v ? 2 * shape.ranks - 1 : shape.ranks;
   const int64_t least = std::min(all, filling);
-  const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
+  const int64_t most = shape.ranks > 1 ? 8 * shape.ranks : 4;
+  const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min(all, most));
   config.train.global_batch_size = round_up(std::max(taken, least), group) * over_ranks;
   config.train.rampup_batch_size.clear();
   return config;
@@ -65,32 +65,34 @@ struct MeasuringObserver final : TapeObserver {
 // Seconds of a step, and of its phases.
 using StepTimes = std::pair<double, std::array<double, kPhases>>;
 
-// StepMeasurement::bubble.
-double measured_bubble(const std::vector<StepTimes>& taken, comm::World& world) {
-  double waiting = 0, working = 0;
-  for (const auto& [seconds, phases] : taken) {
-    waiting += phases[static_cast<size_t>(Phase::pipeline)];
-    working += phases[static_cast<size_t>(Phase::forward)] + phases[static_cast<size_t>(Phase::backward)];
-  }
-  // The ranks begin a step together, and the last one ends its passes after this time.
-  const double span = comm::all_reduce(world.communicator(), waiting + working, comm::ReduceOp::max),
-               all_working = comm::all_reduce(world.communicator(), working, comm::ReduceOp::sum);
-  return all_working > 0 ? span * world.size() / all_working - 1 : 0;
+// The median of the steps.
+std::optional<PipelineBubble> median_bubble(const config::Config& config, int64_t micro_batches,
+                                            const std::vector<StepTimes>& taken, comm::World& world) {
+  std::optional<PipelineBubble> bubble;
+  std::vector<double> measured;
+  for (const auto& [seconds, phases] : taken)
+    if ((bubble = pipeline_bubble(config, micro_batches, phases, world)))
+      measured.push_back(bubble->measured);
+  if (!bubble) return bubble;
+  std::sort(measured.begin(), measured.end());
+  bubble->measured = measured[measured.size() / 2];
+  return bubble;
 }
 
 }  // namespace
 
 StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
                              double seconds, Trace* trace) {
-  if (world.size() > 1 && !trace)
-    fail(ErrorCode::usage, "measuring runs in one process", "start it without mpirun");
   check_memory_limit(config);
   StepRunner runner(config, world);
   runner.initialize();
   const auto datasets = open_datasets(config, nullptr);
   data::Loader loader(datasets[0], runner.loader_options());
-  const StepEstimate estimate = estimate_step(config);
-  const double flops = estimate.flops * static_cast<double>(runner.micro_batches());
+  const StepEstimate estimate = estimate_step(config, world.rank(), world.local_size());
+  // Of all ranks: stages of a pipeline differ.
+  const double flops =
+      comm::all_reduce(world.communicator(), estimate.flops * static_cast<double>(runner.micro_batches()));
+  const double peak_gflops = gemm_gflops * world.size();
   const double tokens = static_cast<double>(config::full_batch_size(config) * config.model.seq_length);
 
   StepTimers timers;
@@ -110,8 +112,8 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
       memory = runner.device().memory();
       // The limit is that of the step, not of these matrices on the same device.
       runner.device().limit_memory(MemoryKind::device, std::nullopt, "");
-      // A lower throughput is that of a sanitizer.
-      if (!trace && gemm_gflops > 3)
+      // A lower throughput is that of a sanitizer. On several ranks the others would wait for it.
+      if (!trace && world.size() == 1 && gemm_gflops > 3)
         observer.peak = &peak.emplace(
             runner.device(), backend_of(config.train.device).gemm_type(compute_type(config.mixed_precision)),
             gemm_gflops);
@@ -135,7 +137,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
     for (size_t p = 0; p < kPhases; ++p) row.second[p] = timers.seconds(static_cast<Phase>(p));
   }
   if (trace) trace->finish_step();
-  const double bubble = measured_bubble(taken, world);
+  const auto bubble = median_bubble(config, runner.micro_batches(), taken, world);
   std::sort(taken.begin(), taken.end());
   std::vector<OperationTable::Row> rows = operations.by_time();
   // The values of one step.
@@ -149,7 +151,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
   for (const auto& row : taken) mean += row.first / static_cast<double>(taken.size());
   const double concurrent = peak ? peak->gflops() : 0;
   return {.tokens_per_second = tokens / median.first,
-          .fraction_of_peak = flops / median.first / (gemm_gflops * 1e9),
+          .fraction_of_peak = flops / median.first / (peak_gflops * 1e9),
           .concurrent_gflops = concurrent,
           .fraction_of_concurrent = concurrent > 0 ? flops / mean / (concurrent * 1e9) : 0,
           .seconds = median.first,

@@ -2,34 +2,35 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "comm/world.hpp"
 #include "config/sections/config.hpp"
+#include "train/trainer/pipeline_bubble.hpp"
 #include "train/trainer/profile.hpp"
 #include "train/trainer/timers.hpp"
 
 namespace capstan::train {
 
 // Reduces the global batch to at most four micro-batches on each rank that take about ten seconds at this
-// GEMM throughput, because a step of half a million tokens takes an hour on a CPU. A pipeline has as many
-// micro-batches as its schedule needs.
+// GEMM throughput, because a step of half a million tokens takes an hour on a CPU. A pipeline, whose bubble
+// depends on them, has at most eight for each of its ranks, and as many as its schedule needs.
 config::Config with_short_step(config::Config config, double gemm_gflops);
 
 struct StepMeasurement {
   double tokens_per_second = 0;
-  // Model FLOP/s as a fraction of the measured peak GEMM throughput.
+  // Model FLOP/s of all ranks as a fraction of the measured peak GEMM throughput of as many ranks.
   double fraction_of_peak = 0;
   // Mean throughput of a 2048 x 2048 x 2048 GEMM run between the operations of the step, and the model FLOP/s
   // as a fraction of it. Other load on the machine slows both, so that the fraction stays comparable. Zero if
-  // not measured.
+  // not measured: with a trace, and on several ranks.
   double concurrent_gflops = 0, fraction_of_concurrent = 0;
   double seconds = 0;
   // Seconds of a step in each phase.
   std::array<double, kPhases> phases{};
-  // Time that the ranks are idle or transfer until the last one has ended its passes, over the time of all
-  // passes. Only where a call returns when its work is done, as on the CPU.
-  double bubble = 0;
+  // The median of the steps; nullopt as pipeline_bubble() has it.
+  std::optional<PipelineBubble> bubble;
   int64_t steps = 0, micro_batches = 0;
   // Operations of one step, the longest first.
   std::vector<OperationTable::Row> operations;
@@ -39,8 +40,8 @@ struct StepMeasurement {
 
 // Runs steps for at least `seconds` after one or two warm-up steps, and returns the median of each number.
 // `trace` records the steps after the warm-up; its clock starts at the same time on all ranks. config: with
-// mock data, for this world. ErrorCode::usage if the world has several ranks and there is no trace.
-// Collective.
+// mock data, for this world. gemm_gflops: of a rank, the same on all of them. Phases, operations and memory
+// are those of this rank. Collective.
 StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
                              double seconds, Trace* trace = nullptr);
 

@@ -244,6 +244,7 @@
   const drawn = data.charts.filter((chart) => runs.some(
       (run) => Object.keys(run.curves).some((name) => belongs(name, chart.key))));
   for (const chart of drawn) new CurveChart(chart);
+  ExpertMap.add(document.getElementById("charts"), runs);
   if (!drawn.length) {
     const text = "No step has been logged yet.";
     document.getElementById("charts").append(make("p", {class: "soft", text}));
