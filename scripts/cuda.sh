@@ -15,7 +15,8 @@
 #
 # The resources are those that ptxas reports while it compiles (cmake/ptxas_report.sh).
 #
-# CAPSTAN_JOBS: compilations at a time.
+# CAPSTAN_JOBS: compilations at a time. CAPSTAN_LINE_TABLES: ON (default) or OFF, as the build whose objects
+# ccache is to share.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -32,7 +33,8 @@ require_toolkit() {
 }
 
 build() { # DIRECTORY ARCHITECTURES TARGETS…
-  cmake --preset cuda -B "build/$1" -DCAPSTAN_WERROR=ON "-DCAPSTAN_CUDA_ARCHITECTURES=$2" >/dev/null
+  cmake --preset cuda -B "build/$1" -DCAPSTAN_WERROR=ON "-DCAPSTAN_CUDA_ARCHITECTURES=$2" \
+    "-DCAPSTAN_LINE_TABLES=${CAPSTAN_LINE_TABLES:-ON}" >/dev/null
   # All sources are compiled, so that all warnings are printed.
   cmake --build "build/$1" -j "${CAPSTAN_JOBS:-$(nproc)}" --target "${@:3}" -- -k 0
   echo "cuda.sh: build/$1/libcapstan_cuda.so for $2, without warnings, by CUDA $toolkit"
