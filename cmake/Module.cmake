@@ -89,23 +89,25 @@ function(capstan_module name)
 endfunction()
 
 # capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S]
-#              [PROCESSORS N] [SERIAL] [OPTIMIZED] [PROCESS] [GPU] [ONE_SANITIZED] [MOST_SANITIZED])
+#              [PROCESSORS N] [SUITES SUITE …] [SERIAL] [OPTIMIZED] [PROCESS] [GPU] [ONE_SANITIZED]
+#              [MOST_SANITIZED])
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
 #   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`),
 #   1 without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see
 #   one rank and the most up to three, with MOST_SANITIZED the most, or with ONE_SANITIZED the fewest alone.
 #   CPU_LEVELS makes the tests NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks
 #   is reported as skipped. TIMEOUT: seconds when the test has its processors for itself, without sanitizers.
-#   SERIAL: it measures time, nothing runs beside it. OPTIMIZED: its references compute much, on one thread;
-#   release builds vectorize them, sanitizer builds optimize them, and the thread sanitizer leaves them out.
-#   PROCESS: it starts the program and compares texts; release builds do not optimize it, which saves a fifth
-#   of the time to compile, and sanitizers see those that start one process at a time: the tests of the
-#   trainer run the same code on several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA
-#   backend, programs with cases of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and
-#   are reported as skipped where there is no GPU.
+#   SERIAL: it measures time, nothing runs beside it. SUITES: the cases of each of these doctest suites make a
+#   test NAME_SUITE of their own: `one_process` takes one processor, `timed` is SERIAL and of release builds.
+#   OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them too, and the thread
+#   sanitizer leaves them out. PROCESS: it starts the program and compares texts; release builds do not
+#   optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one process at
+#   a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases are of a GPU. In
+#   a build with the CUDA backend, programs with cases of EVERY_DEVICE make a test NAME_gpu besides. Both have
+#   the label `cuda`, and are reported as skipped where there is no GPU.
 function(capstan_test name)
   cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
-    "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
+    "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS;SUITES" ${ARGN})
   if(CAPSTAN_SANITIZE AND ("slow" IN_LIST TEST_LABELS OR (TEST_PROCESS AND TEST_PROCESSORS GREATER 1)))
     return()
   endif()
@@ -132,9 +134,6 @@ function(capstan_test name)
     if(TEST_PROCESS)
       target_compile_options(test_${name} PRIVATE -O0)
       set(kind test_process)
-    elseif(TEST_OPTIMIZED)
-      target_compile_options(test_${name} PRIVATE -O3)
-      set(kind test_optimized)
     else()
       target_compile_options(test_${name} PRIVATE -O1)  # 30 % less time to compile
     endif()
@@ -228,8 +227,18 @@ function(capstan_register_test test name ranks)
     set(levels ${TEST_CPU_LEVELS})
   endif()
   if(NOT levels)
-    add_test(NAME ${test} COMMAND ${command})
+    if(CAPSTAN_SANITIZE OR NOT CMAKE_BUILD_TYPE STREQUAL "Release")
+      list(REMOVE_ITEM TEST_SUITES timed)
+    endif()
+    set(others ${TEST_SUITES})
+    list(JOIN others , others)
+    list(TRANSFORM others PREPEND -tse=)
+    add_test(NAME ${test} COMMAND ${command} ${others})
     set(tests ${test})
+    foreach(suite ${TEST_SUITES})
+      add_test(NAME ${test}_${suite} COMMAND ${command} -ts=${suite})
+      list(APPEND tests ${test}_${suite})
+    endforeach()
   endif()
   if(TEST_HAS_GPU)
     capstan_register_gpu_test(${test}_gpu ${ranks} "${command}")
@@ -246,6 +255,16 @@ function(capstan_register_test test name ranks)
   endif()
   set_tests_properties(${tests} PROPERTIES
     LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${serial})
+  if("one_process" IN_LIST TEST_SUITES)
+    list(REMOVE_ITEM labels ranks)
+    set_tests_properties(${test}_one_process PROPERTIES LABELS "${labels}" PROCESSORS 1)
+    if("slow" IN_LIST labels)
+      set_tests_properties(${test}_one_process PROPERTIES COST 100)  # so that it does not run alone at the end
+    endif()
+  endif()
+  if("timed" IN_LIST TEST_SUITES)
+    set_tests_properties(${test}_timed PROPERTIES RUN_SERIAL TRUE)
+  endif()
 endfunction()
 
 # The CTest entry of a command whose program runs on a GPU. 77: tests/main.cpp, where there is none.

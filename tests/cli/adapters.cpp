@@ -76,7 +76,8 @@ std::string header_of(const json& adapters, const json& weights) {
 
 }  // namespace
 
-TEST_CASE("adapters of every kind train, are saved without their base, and merge into what they compute") {
+TEST_CASE("adapters of every kind train, are saved without their base, and merge into what they compute" *
+          doctest::test_suite("one_process")) {
   const Base& b = base();
   const double before = b.loss("base");
   for (const std::string preset :
@@ -192,7 +193,7 @@ TEST_CASE("adapters of experts: counted, trained on several ranks, saved, merged
   CHECK_MESSAGE(contains(refused.err, "experts have no adapters with magnitudes"), refused.err);
 }
 
-TEST_CASE("a run with adapters that stops goes on as if it had not") {
+TEST_CASE("a run with adapters that stops goes on as if it had not" * doctest::test_suite("one_process")) {
   const Base& b = base();
   for (const std::string preset : {"dora", "qlora"}) {
     CAPTURE(preset);
@@ -209,7 +210,8 @@ TEST_CASE("a run with adapters that stops goes on as if it had not") {
   }
 }
 
-TEST_CASE("the base is known by its hash; adapters without one, or without a layer, are refused") {
+TEST_CASE("the base is known by its hash; adapters without one, or without a layer, are refused" *
+          doctest::test_suite("one_process")) {
   const Base& b = base();
   REQUIRE(b.adapt("lora", {"train.train_iters=2", "--run-dir", "own"}).code == 0);
   REQUIRE(b.train({"train.train_iters=7", "--run-dir", "other"}).code == 0);

@@ -55,7 +55,7 @@ int64_t number_from(const char* variable, int64_t otherwise) {
 
 }  // namespace
 
-TEST_CASE("kill -9 at random moments loses nothing") {
+TEST_CASE("kill -9 at random moments loses nothing" * doctest::test_suite("one_process")) {
   const int64_t wanted = number_from("CAPSTAN_KILLS", 80);
   std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
   // In memory where that is possible: a process dies the same there, and thousands of files are synced.
@@ -131,7 +131,8 @@ TEST_CASE("kill -9 at random moments loses nothing") {
   CHECK(leftovers > wanted / 20);  // else the kills miss what they are for
 }
 
-TEST_CASE("kill -9 with optimizer state in a file: the next start resumes, with a file or without") {
+TEST_CASE("kill -9 with optimizer state in a file: the next start resumes, with a file or without" *
+          doctest::test_suite("one_process")) {
   constexpr int kKills = 12;
   std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
   const ScratchDirectory scratch;

@@ -224,7 +224,7 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
 }
 
 #if CAPSTAN_TIMED
-TEST_CASE("a search over 512 GPUs takes less than 5 s of one core") {
+TEST_CASE("a search over 512 GPUs takes less than 5 s of one core" * doctest::test_suite("timed")) {
   for (const char* recipe : {"llama3.1-405b", "deepseek-v3"}) {
     CAPTURE(recipe);
     const auto found = run({"plan", recipe, "--gpus", "512", "--search"});
@@ -234,7 +234,7 @@ TEST_CASE("a search over 512 GPUs takes less than 5 s of one core") {
   }
 }
 
-TEST_CASE("a plan of 1024 GPUs by formula takes less than 100 ms") {
+TEST_CASE("a plan of 1024 GPUs by formula takes less than 100 ms" * doctest::test_suite("timed")) {
   std::vector<double> times;
   for (int i = 0; i < 9; ++i)
     times.push_back(run({"plan", "llama3.1-405b", "--memory", "formula"}).cpu_seconds);

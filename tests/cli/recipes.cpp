@@ -307,7 +307,7 @@ static double median_cpu(const std::vector<std::string>& words) {
   return times[10];
 }
 
-TEST_CASE("a recipe for 1024 ranks is checked and shown in milliseconds") {
+TEST_CASE("a recipe for 1024 ranks is checked and shown in milliseconds" * doctest::test_suite("timed")) {
   // Processor time, so that what else the machine does hardly counts.
   const double check = median_cpu({"check", "llama3.1-405b"}), show = median_cpu({"show", "llama3.1-405b"});
   MESSAGE("check " << 1e3 * check << " ms, show " << 1e3 * show << " ms");

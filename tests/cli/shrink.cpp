@@ -67,7 +67,7 @@ static std::vector<std::string> distinct_shrunk(const std::vector<std::string>& 
   return distinct;
 }
 
-TEST_CASE("every shipped recipe trains two steps, shrunk") {
+TEST_CASE("every shipped recipe trains two steps, shrunk" * doctest::test_suite("one_process")) {
   const auto names = every_recipe();
   CHECK(names.size() >= 240);
   for (const auto& name : distinct_shrunk(names, "1")) {
