@@ -97,14 +97,14 @@ endfunction()
 #   one rank and the most up to three, with MOST_SANITIZED the most, or with ONE_SANITIZED the fewest alone.
 #   CPU_LEVELS makes the tests NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks
 #   is reported as skipped. TIMEOUT: seconds when the test has its processors for itself, without sanitizers.
-#   SERIAL: it measures time, nothing runs beside it. SUITES: the cases of each of these doctest suites make a
-#   test NAME_SUITE of their own: `one_process` takes one processor, `timed` is SERIAL and of release builds.
-#   OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them too, and the thread
-#   sanitizer leaves them out. PROCESS: it starts the program and compares texts; release builds do not
-#   optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one process at
-#   a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases are of a GPU. In
-#   a build with the CUDA backend, programs with cases of EVERY_DEVICE make a test NAME_gpu besides. Both have
-#   the label `cuda`, and are reported as skipped where there is no GPU.
+#   SERIAL: it measures time, nothing runs beside it. SUITES: the cases of each of these doctest suites make
+#   a test NAME_SUITE of their own: `one_process` takes one processor, `timed` is SERIAL and of release
+#   builds. OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them too, and
+#   the thread sanitizer leaves them out. PROCESS: it starts the program and compares texts; release builds
+#   do not optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one
+#   process at a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases are
+#   of a GPU. In a build with the CUDA backend, programs with cases of EVERY_DEVICE make a test NAME_gpu
+#   besides. Both have the label `cuda`, and are reported as skipped where there is no GPU.
 function(capstan_test name)
   cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
     "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS;SUITES" ${ARGN})
@@ -259,7 +259,7 @@ function(capstan_register_test test name ranks)
     list(REMOVE_ITEM labels ranks)
     set_tests_properties(${test}_one_process PROPERTIES LABELS "${labels}" PROCESSORS 1)
     if("slow" IN_LIST labels)
-      set_tests_properties(${test}_one_process PROPERTIES COST 100)  # so that it does not run alone at the end
+      set_tests_properties(${test}_one_process PROPERTIES COST 100)  # begins first, as cli_memory
     endif()
   endif()
   if("timed" IN_LIST TEST_SUITES)

@@ -19,11 +19,17 @@ mapfile -t scripts < <(known '*.py' '*.sh' .ci/run '*.cmake' '*CMakeLists.txt' '
   'configs/*.yaml' 'recipes/*.yaml' 'examples/*.yaml' 'bench/*.yaml' \
   'tests/train/*.yaml' '*requirements.txt' ':!*/golden/*')
 mapfile -t pages < <(known '*.md' ':!tests/*')
+# clang-format over the C++ sources, some files at a time on each core.
+formatted() { # ARGUMENT
+  printf '%s\0' "${files[@]}" | xargs -0 -n 40 -P "$(nproc)" clang-format "$1"
+}
 bad=()
 if [ "${1:-}" = --check ]; then
-  for file in "${files[@]}"; do clang-format "$file" | cmp -s - "$file" || bad+=("would change: $file"); done
+  report=$(formatted --dry-run 2>&1) || { echo "$report" >&2; exit 1; }
+  mapfile -t bad < <(sed -nE 's/^([^:]+):[0-9]+:[0-9]+: .*clang-format-violations.*/would change: \1/p' \
+    <<<"$report" | sort -u)
 else
-  clang-format -i "${files[@]}"
+  formatted -i
 fi
 # Exceptions: raw strings (R"( of C++, r""" of Python) are texts and data, and code blocks and tables of
 # Markdown cannot be broken.

@@ -30,8 +30,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-# All builds of the full tier alike: one finds in ccache what another has compiled, and none takes the time for
-# line tables.
+# All builds of the full tier are alike, so that one finds in ccache what another has compiled, and without
+# line tables, which take time.
 export CAPSTAN_LINE_TABLES=ON
 if [ "$full" = yes ]; then CAPSTAN_LINE_TABLES=OFF; fi
 
