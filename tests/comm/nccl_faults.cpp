@@ -11,10 +11,6 @@ using namespace capstan;
 
 namespace {
 
-// fault: the arguments of nccl_rank_at_fault.
-test::Ended run_nccl_fault(const std::string& fault) {
-  return test::run_ranks(2, CAPSTAN_NCCL_RANK_AT_FAULT, fault);
-}
 int64_t count_of(const std::string& text, const std::string& part) {
   int64_t count = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
@@ -24,16 +20,13 @@ int64_t count_of(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("faults of transfers between devices: a world ends by itself and names rank, batch and group") {
-  const test::Ended fine = run_nccl_fault("none");
-  CHECK_MESSAGE(fine.code == 0, fine.text);
-  CHECK_MESSAGE(count_of(fine.text, "error: ") == 0, fine.text);
-
+  // fault: the arguments of nccl_rank_at_fault.
   struct Case {
-    const char* fault;
+    std::string fault;
     std::vector<std::string> named;
   };
   const std::string gather = " of group `dp` (all_gather of 32 bytes)";
-  const std::vector<Case> cases{
+  std::vector<Case> cases{
       {"late_host",
        {"rank 1 on host `",
         " lags at step 4, reduce: the device of rank 0 waits for it in transfer batch 2" + gather,
@@ -59,26 +52,26 @@ TEST_CASE("faults of transfers between devices: a world ends by itself and names
         "at step 4, reduce: in transfer batch 2" + gather + ", NCCL reports: fake_nccl_get_async_error: ",
         "remote process exited or there was a network error"}},
   };
-  for (const auto& [fault, named] : cases) {
-    CAPTURE(fault);
-    const test::Ended ended = run_nccl_fault(fault);
-    CHECK_MESSAGE(ended.code == 4, ended.text);
-    CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
-    for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
-  }
   // On the blocking channels of the checked device the others are found by the channels themselves.
-  CHECK(run_nccl_fault("none blocking").code == 0);
-  for (const auto& [fault, named] : cases) {
-    if (std::string(fault) != "late_host" && std::string(fault) != "late_device") continue;
-    CAPTURE(fault);
-    const test::Ended ended = run_nccl_fault(fault + std::string(" blocking"));
-    CHECK_MESSAGE(ended.code == 4, ended.text);
-    CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
-    for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
+  for (const size_t late : {0, 1}) cases.push_back({cases[late].fault + " blocking", cases[late].named});
+  std::vector<std::string> arguments{"none", "none blocking", "killed"};
+  for (const Case& one : cases) arguments.push_back(one.fault);
+  const std::vector<test::Ended> worlds = test::run_worlds(2, CAPSTAN_NCCL_RANK_AT_FAULT, arguments);
+
+  for (const size_t i : {0, 1}) {
+    CHECK_MESSAGE(worlds[i].code == 0, worlds[i].text);
+    CHECK_MESSAGE(count_of(worlds[i].text, "error: ") == 0, worlds[i].text);
   }
   // mpirun ends with the signal.
-  const test::Ended killed = run_nccl_fault("killed");
+  const test::Ended& killed = worlds[2];
   CHECK_MESSAGE(killed.code == 137, killed.text);
   CHECK_MESSAGE(count_of(killed.text, "rank 1 on host `") == 1, killed.text);
   CHECK_MESSAGE(count_of(killed.text, " is gone at step 4, reduce") == 1, killed.text);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    CAPTURE(cases[i].fault);
+    const test::Ended& ended = worlds[3 + i];
+    CHECK_MESSAGE(ended.code == 4, ended.text);
+    CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
+    for (const std::string& part : cases[i].named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
+  }
 }

@@ -261,14 +261,10 @@ TEST_CASE("publishing costs less than a microsecond a collective") {
 
 // ---- real processes ----
 
-static test::Ended run(const std::string& fault, int ranks = 2) {
-  return test::run_ranks(ranks, CAPSTAN_RANK_AT_FAULT, fault);
-}
-
 TEST_CASE("ranks that the launcher ends after the first has returned 75 are not reported as gone") {
   const test::TemporaryDirectory directory;
   const std::filesystem::path reports = directory.path() / "reports";
-  const auto [code, text] = run("slow_end '" + reports.string() + "'", 3);
+  const auto [code, text] = test::run_ranks(3, CAPSTAN_RANK_AT_FAULT, "slow_end '" + reports.string() + "'");
   CHECK_MESSAGE(code == 75, text);
   CHECK(!std::filesystem::exists(reports));
 }
@@ -280,11 +276,13 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
       ++count;
     return count;
   };
-  const auto [fine, nothing] = run("none");
+  const std::vector<test::Ended> worlds =
+      test::run_worlds(2, CAPSTAN_RANK_AT_FAULT, {"none", "late", "lost", "wrong_size"});
+  const auto& [fine, nothing] = worlds[0];
   CHECK_MESSAGE(fine == 0, nothing);
   CHECK_MESSAGE(errors(nothing) == 0, nothing);
 
-  const auto [late, of_late] = run("late");
+  const auto& [late, of_late] = worlds[1];
   CHECK_MESSAGE(late == 4, of_late);
   CHECK_MESSAGE(errors(of_late) == 1, of_late);
   CHECK_MESSAGE(holds(of_late, "rank 1 on host `"), of_late);
@@ -293,12 +291,12 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
       of_late);
   CHECK_MESSAGE(holds(of_late, "rank 0 waits for "), of_late);
 
-  const auto [lost, of_lost] = run("lost");
+  const auto& [lost, of_lost] = worlds[2];
   CHECK_MESSAGE(lost == 4, of_lost);
   CHECK_MESSAGE(holds(of_lost, "group `dp`"), of_lost);
   CHECK_MESSAGE(holds(of_lost, "ranks disagree about collective 6"), of_lost);
 
-  const auto [size, of_size] = run("wrong_size");
+  const auto& [size, of_size] = worlds[3];
   CHECK_MESSAGE(size == 4, of_size);
   CHECK_MESSAGE(holds(of_size, "ranks disagree about collective 6 of group `dp`"), of_size);
   CHECK_MESSAGE(holds(of_size, " 32 bytes"), of_size);

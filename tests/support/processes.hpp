@@ -8,7 +8,9 @@
 
 #include <csignal>
 #include <functional>
+#include <future>
 #include <string>
+#include <vector>
 
 namespace capstan::test {
 
@@ -33,6 +35,20 @@ inline Ended run_ranks(int ranks, const std::string& program, const std::string&
   char buffer[4096];
   while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
   return {exit_code(::pclose(pipe)), text};
+}
+
+// A world for each of these arguments, three at a time: for worlds that wait for time-outs.
+inline std::vector<Ended> run_worlds(int ranks, const std::string& program,
+                                     const std::vector<std::string>& arguments) {
+  constexpr size_t kAtATime = 3;
+  std::vector<std::future<Ended>> running;
+  for (const std::string& one : arguments) {
+    if (running.size() >= kAtATime) running[running.size() - kAtATime].wait();
+    running.push_back(std::async(std::launch::async, [&] { return run_ranks(ranks, program, one); }));
+  }
+  std::vector<Ended> ended;
+  for (auto& one : running) ended.push_back(one.get());
+  return ended;
 }
 
 inline constexpr int kCrashed = 42;
