@@ -264,8 +264,8 @@ TEST_CASE("publishing costs less than a microsecond a collective") {
 TEST_CASE("ranks that the launcher ends after the first has returned 75 are not reported as gone") {
   const test::TemporaryDirectory directory;
   const std::filesystem::path reports = directory.path() / "reports";
-  const auto [code, text] = test::run_ranks(3, CAPSTAN_RANK_AT_FAULT, "slow_end '" + reports.string() + "'");
-  CHECK_MESSAGE(code == 75, text);
+  const test::Ended ended = test::run_ranks(3, CAPSTAN_RANK_AT_FAULT, "slow_end '" + reports.string() + "'");
+  CHECK_MESSAGE(ended.code == 75, ended.text);
   CHECK(!std::filesystem::exists(reports));
 }
 
@@ -278,27 +278,27 @@ TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
   };
   const std::vector<test::Ended> worlds =
       test::run_worlds(2, CAPSTAN_RANK_AT_FAULT, {"none", "late", "lost", "wrong_size"});
-  const auto& [fine, nothing] = worlds[0];
-  CHECK_MESSAGE(fine == 0, nothing);
-  CHECK_MESSAGE(errors(nothing) == 0, nothing);
+  const test::Ended& fine = worlds[0];
+  CHECK_MESSAGE(fine.code == 0, fine.text);
+  CHECK_MESSAGE(errors(fine.text) == 0, fine.text);
 
-  const auto& [late, of_late] = worlds[1];
-  CHECK_MESSAGE(late == 4, of_late);
-  CHECK_MESSAGE(errors(of_late) == 1, of_late);
-  CHECK_MESSAGE(holds(of_late, "rank 1 on host `"), of_late);
+  const test::Ended& late = worlds[1];
+  CHECK_MESSAGE(late.code == 4, late.text);
+  CHECK_MESSAGE(errors(late.text) == 1, late.text);
+  CHECK_MESSAGE(holds(late.text, "rank 1 on host `"), late.text);
   CHECK_MESSAGE(
-      holds(of_late, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"),
-      of_late);
-  CHECK_MESSAGE(holds(of_late, "rank 0 waits for "), of_late);
+      holds(late.text, "lags at step 4, reduce: it has been working after all_to_all 5 of group `dp`"),
+      late.text);
+  CHECK_MESSAGE(holds(late.text, "rank 0 waits for "), late.text);
 
-  const auto& [lost, of_lost] = worlds[2];
-  CHECK_MESSAGE(lost == 4, of_lost);
-  CHECK_MESSAGE(holds(of_lost, "group `dp`"), of_lost);
-  CHECK_MESSAGE(holds(of_lost, "ranks disagree about collective 6"), of_lost);
+  const test::Ended& lost = worlds[2];
+  CHECK_MESSAGE(lost.code == 4, lost.text);
+  CHECK_MESSAGE(holds(lost.text, "group `dp`"), lost.text);
+  CHECK_MESSAGE(holds(lost.text, "ranks disagree about collective 6"), lost.text);
 
-  const auto& [size, of_size] = worlds[3];
-  CHECK_MESSAGE(size == 4, of_size);
-  CHECK_MESSAGE(holds(of_size, "ranks disagree about collective 6 of group `dp`"), of_size);
-  CHECK_MESSAGE(holds(of_size, " 32 bytes"), of_size);
-  CHECK_MESSAGE(holds(of_size, " 64 bytes"), of_size);
+  const test::Ended& size = worlds[3];
+  CHECK_MESSAGE(size.code == 4, size.text);
+  CHECK_MESSAGE(holds(size.text, "ranks disagree about collective 6 of group `dp`"), size.text);
+  CHECK_MESSAGE(holds(size.text, " 32 bytes"), size.text);
+  CHECK_MESSAGE(holds(size.text, " 64 bytes"), size.text);
 }
