@@ -85,7 +85,8 @@ void add_router_events(std::vector<records::Scalar>& scalars, std::vector<record
   for (const RouterResult& router : result.routers) {
     const std::string layer = "_layer_" + std::to_string(router.layer);
     scalars.push_back({"train/expert_max_load" + layer, router.max_load()});
-    records::Histogram& loads = histograms.emplace_back("train/expert_load" + layer, router.load);
+    records::Histogram& loads =
+        histograms.emplace_back(records::Histogram{"train/expert_load" + layer, router.load});
     for (size_t expert = 0; expert < experts; ++expert) {
       loads.values[expert] *= static_cast<double>(experts);
       if (few)
