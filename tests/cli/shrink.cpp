@@ -107,26 +107,17 @@ static constexpr const char* kExpertFamilies[] = {
     "deepseek-v2",   "deepseek-v2-lite",  "deepseek-v3", "gpt-oss-20b",   "kimi-k2",        "mixtral-8x7b",
     "mixtral-8x22b", "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b", "qwen3-235b-a22b"};
 
-TEST_CASE("shrunk layouts: models with experts and their fine-tuning, on eight ranks") {
-  for (const std::string family : kExpertFamilies)
-    for (const char* method : {"", "-sft"}) {
+TEST_CASE("shrunk layouts: models with experts, their fine-tuning and their adapters, on eight ranks") {
+  for (const std::string family : kExpertFamilies) {
+    for (const char* method : {"", "-sft", "-lora"}) {
       const ScratchDirectory scratch;
       check_trains(scratch, family + method, "8");
     }
-}
-
-// "-lora" adapts both, and dense layers; it trains in the test of every recipe too.
-TEST_CASE(
-    "shrunk layouts: adapters of attention and of experts in every model with experts, on eight ranks") {
-  for (const std::string family : kExpertFamilies)
-    for (const char* adapters : {"lora_attention", "lora_experts"}) {
+    for (const char* adapters : {"peft=lora_attention", "peft=lora_experts"}) {
       CAPTURE(adapters);
       const ScratchDirectory scratch;
-      check_trains(scratch, family + "-lora", "8", {std::string("peft=") + adapters});
+      check_trains(scratch, family + "-lora", "8", {adapters});
     }
-  for (const char* recipe : {"mixtral-8x7b-lora", "gpt-oss-20b-lora", "deepseek-v3-lora"}) {
-    const ScratchDirectory scratch;
-    check_trains(scratch, recipe, "8");
   }
 }
 
