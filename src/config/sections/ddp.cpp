@@ -38,8 +38,7 @@ void describe(Section<DdpConfig>& s) {
   s.field("bucket_size", &D::bucket_size)
       .doc(
           "parameters per bucket of gradient reduction and parameter all-gather; null with sharded "
-          "gradients: "
-          "1/16 of a rank's, 1M to 40M")
+          "gradients: 1/16 of a rank's, 1M to 40M")
       .unit("parameters")
       .count()
       .min(1)

@@ -402,8 +402,7 @@ void expert_fields(Section<ModelConfig>& s) {
   moe(s.field("moe_layer_freq", &M::moe_layer_freq))
       .doc(
           "layers whose index, from 0, is a multiple of this are MoE layers, the others dense; or a list "
-          "with "
-          "1 (MoE) or 0 for each layer")
+          "with 1 (MoE) or 0 for each layer")
       .unit("layers")
       .range(0, 1 << 20);
   moe(s.field("moe_first_dense_layers", &M::moe_first_dense_layers))
