@@ -321,16 +321,16 @@ make_files() {
   capstan convert runs/tuned-lora peft:my-lora
   cp -r my-lora adapter
 }
-prepared='tokenizer.json|corpus.txt|corpus.jsonl.gz|corpus.jsonl|books|t.json|a.jsonl|b.jsonl|chats.jsonl
-quotes.txt|lines.txt|ids.jsonl|heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml
-cluster.yaml|pretrain_gpt.sh|pretrain.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M
-SmolLM2-135M-Instruct|texts
-my-lora|adapter|data/corpus_text_document|data|build/quickstart|runs/quickstart-lora|runs/quickstart|runs/base
-runs/tuned-lora|runs/tuned|runs/smollm2-135m-lora|runs/a|runs/b'
+prepared=(tokenizer.json corpus.txt corpus.jsonl.gz corpus.jsonl books t.json a.jsonl b.jsonl chats.jsonl
+  quotes.txt lines.txt ids.jsonl heldout.txt my.yaml first.yaml chats.yaml experiments runs/my lr.yaml
+  cluster.yaml pretrain_gpt.sh pretrain.sh ds_config.json run_config.yaml model.gguf SmolLM2-135M
+  SmolLM2-135M-Instruct texts
+  my-lora adapter data/corpus_text_document data build/quickstart runs/quickstart-lora runs/quickstart
+  runs/base runs/tuned-lora runs/tuned runs/smollm2-135m-lora runs/a runs/b)
 
 # Copies what COMMAND reads and the page does not have yet. What it writes is not prepared.
 prepare() { # COMMAND
-  local command=$1 name source
+  local command=$1 name named source
   local written='--output|--out|-o|--run-dir|--write|recipe new|recipe cp [^ ]+|>'
   command=$(sed -E "s/($written) *[^ ]+//g" <<<"$command")
   [[ "$command" != "capstan convert"* && "$command" != "capstan merge"* ]] ||
@@ -346,8 +346,10 @@ prepare() { # COMMAND
     *chats.yaml*) command+=" chats.jsonl SmolLM2-135M" ;;
   esac
   [[ "$command" != *\*.txt* ]] || command+=" lines.txt"
-  tr '|' '\n' <<<"$prepared" | while read -r name; do
-    grep -qE "(^|[ =:\"'\`/[])${name//./\\.}([] ,\"'\`_/]|\$)" <<<"$command" || continue
+  command=${command//$'\n'/ }
+  for name in "${prepared[@]}"; do  # 40 names for each of 500 commands: without a process for each
+    named="(^|[ =:\"'\`/[])${name//./\\.}([] ,\"'\`_/]|\$)"
+    [[ "$command" =~ $named ]] || continue
     for source in "$files/$name"{,.bin,.idx}; do
       [ -e "$source" ] && [ ! -e "${source#"$files/"}" ] || continue
       mkdir -p "$(dirname "${source#"$files/"}")"
