@@ -3,8 +3,11 @@
 #include <signal.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <future>
 #include <limits>
 #include <map>
 #include <thread>
@@ -238,66 +241,74 @@ static int times(const std::string& text, const std::string& part) {
   return count;
 }
 
+// Runs one function for each of two worlds, at the same time: they wait for time limits.
+static std::array<Finished, 2> two_worlds(const std::function<Finished(size_t)>& run) {
+  auto second = std::async(std::launch::async, run, 1);
+  std::array<Finished, 2> ended;
+  ended[0] = run(0);
+  ended[1] = second.get();
+  return ended;
+}
+
 TEST_CASE("a rank that dies or is stopped is named once, with what the others wait for: code 4") {
   ScratchDirectory scratch;
-  for (const int signal : {SIGKILL, SIGSTOP})
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    std::array<int, 2> victims{};
+    const auto ended_with_victim = two_worlds([&](size_t which) {
+      return train_in(scratch,
+                      {"--nproc", "2", "train.train_iters=1000000", "resilience.timeout=2s", "--run-dir",
+                       "run" + std::to_string(signal) + "-" + std::to_string(which)},
+                      [&, which](const std::string& text, int parent) {
+                        const auto ranks = ranks_of(parent);
+                        if (victims[which] != 0 || !contains(text, "step 2") || ranks.size() != 2) return 0;
+                        victims[which] = ranks[which];
+                        ::kill(victims[which], signal);
+                        return 0;
+                      });
+    });
     for (const size_t which : {0, 1}) {
       CAPTURE(signal);
       CAPTURE(which);
-      bool sent = false;
-      int victim = 0;
-      const Finished ended =
-          train_in(scratch,
-                   {"--nproc", "2", "train.train_iters=1000000", "resilience.timeout=2s", "--run-dir",
-                    "run" + std::to_string(signal) + "-" + std::to_string(which)},
-                   [&](const std::string& text, int parent) {
-                     const auto ranks = ranks_of(parent);
-                     if (sent || !contains(text, "step 2") || ranks.size() != 2) return 0;
-                     sent = true;
-                     victim = ranks[which];
-                     ::kill(victim, signal);
-                     return 0;
-                   });
-      CHECK(sent);
+      const Finished& ended = ended_with_victim[which];
+      CHECK(victims[which] != 0);
       CHECK_MESSAGE(ended.code == 4, ended.err);
       CHECK_MESSAGE(times(ended.err, "error: ") == 1, ended.err);
       CHECK_MESSAGE(contains(ended.err, signal == SIGKILL ? " is gone at step " : " is stopped at step "),
                     ended.err);
-      CHECK_MESSAGE(contains(ended.err, "(process " + std::to_string(victim) + ")"), ended.err);
+      CHECK_MESSAGE(contains(ended.err, "(process " + std::to_string(victims[which]) + ")"), ended.err);
       CHECK_MESSAGE(contains(ended.err, "of group `"), ended.err);
       if (signal == SIGKILL) CHECK_MESSAGE(contains(ended.err, "signal 9"), ended.err);
       CHECK(ended.seconds < 20);
     }
+  }
 }
 
 // The same pause: longer than one time limit, shorter than the other.
 TEST_CASE("resilience.timeout decides whether the others wait for a rank that pauses") {
   ScratchDirectory scratch;
-  for (const std::string limit : {"1s", "60s"}) {
-    CAPTURE(limit);
-    int victim = 0;
-    const Finished ended = train_in(scratch,
-                                    {"--nproc", "2", "train.train_iters=40", "train.exit_interval=20",
-                                     "resilience.timeout=" + limit, "--run-dir", "run" + limit},
-                                    [&](const std::string& text, int parent) {
-                                      const auto ranks = ranks_of(parent);
-                                      if (victim != 0 || !contains(text, "step 2") || ranks.size() != 2)
-                                        return 0;
-                                      victim = ranks[1];
-                                      ::kill(victim, SIGSTOP);
-                                      ::usleep(6'000'000);
-                                      ::kill(victim, SIGCONT);
-                                      return 0;
-                                    });
-    CHECK(victim != 0);
-    if (limit == "1s") {
-      CHECK_MESSAGE(ended.code == 4, ended.err);
-      CHECK_MESSAGE(contains(ended.err, "(resilience.timeout 1.0 s)"), ended.err);
-    } else {
-      CHECK_MESSAGE(ended.code == 75, ended.err);  // it goes on to its exit interval
-      CHECK_MESSAGE(!contains(ended.err, "error: "), ended.err);
-    }
-  }
+  const std::array<std::string, 2> limits = {"1s", "60s"};
+  std::array<int, 2> victims{};
+  const auto ended = two_worlds([&](size_t world) {
+    return train_in(scratch,
+                    {"--nproc", "2", "train.train_iters=40", "train.exit_interval=20",
+                     "resilience.timeout=" + limits[world], "--run-dir", "run" + limits[world]},
+                    [&, world](const std::string& text, int parent) {
+                      const auto ranks = ranks_of(parent);
+                      int& victim = victims[world];
+                      if (victim != 0 || !contains(text, "step 2") || ranks.size() != 2) return 0;
+                      victim = ranks[1];
+                      ::kill(victim, SIGSTOP);
+                      ::usleep(6'000'000);
+                      ::kill(victim, SIGCONT);
+                      return 0;
+                    });
+  });
+  CHECK(victims[0] != 0);
+  CHECK(victims[1] != 0);
+  CHECK_MESSAGE(ended[0].code == 4, ended[0].err);
+  CHECK_MESSAGE(contains(ended[0].err, "(resilience.timeout 1.0 s)"), ended[0].err);
+  CHECK_MESSAGE(ended[1].code == 75, ended[1].err);  // it goes on to its exit interval
+  CHECK_MESSAGE(!contains(ended[1].err, "error: "), ended[1].err);
 }
 
 TEST_CASE("ranks of different recipes are refused before the first step: code 4, once") {
