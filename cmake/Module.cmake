@@ -96,15 +96,17 @@ endfunction()
 #   1 without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see
 #   one rank and the most up to three, with MOST_SANITIZED the most, or with ONE_SANITIZED the fewest alone.
 #   CPU_LEVELS makes the tests NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level this machine lacks
-#   is reported as skipped. TIMEOUT: seconds when the test has its processors for itself, without sanitizers.
-#   SERIAL: it measures time, nothing runs beside it. SUITES: the cases of each of these doctest suites make
-#   a test NAME_SUITE of their own: `one_process` takes one processor, `timed` is SERIAL and of release
-#   builds. OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them too, and
-#   the thread sanitizer leaves them out. PROCESS: it starts the program and compares texts; release builds
-#   do not optimize it, which saves a fifth of the time to compile, and sanitizers see those that start one
-#   process at a time: the tests of the trainer run the same code on several ranks. GPU: all of its cases are
-#   of a GPU. In a build with the CUDA backend, programs with cases of EVERY_DEVICE make a test NAME_gpu
-#   besides. Both have the label `cuda`, and are reported as skipped where there is no GPU.
+#   is reported as skipped. LABELS: the fast tier of scripts/test.sh leaves out those labeled `full` or
+#   `slow`, sanitizers leave out `slow`; the oldest of the levels is `full`. TIMEOUT: seconds when the test
+#   has its processors for itself, without sanitizers. SERIAL: it measures time, nothing runs beside it.
+#   SUITES: the cases of each of these doctest suites make a test NAME_SUITE of their own: `one_process` takes
+#   one processor, `timed` is SERIAL and of release builds. OPTIMIZED: its references compute much, on one
+#   thread; sanitizer builds optimize them too, and the thread sanitizer leaves them out. PROCESS: it starts
+#   the program and compares texts; release builds do not optimize it, which saves a fifth of the time to
+#   compile, and sanitizers see those that start one process at a time: the tests of the trainer run the same
+#   code on several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA backend, programs with
+#   cases of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and are reported as
+#   skipped where there is no GPU.
 function(capstan_test name)
   cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
     "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS;SUITES" ${ARGN})
@@ -255,6 +257,9 @@ function(capstan_register_test test name ranks)
   endif()
   set_tests_properties(${tests} PROPERTIES
     LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${serial})
+  if(sse4 IN_LIST levels)  # of few machines
+    set_tests_properties(${test}_sse4 PROPERTIES LABELS "${labels};full")
+  endif()
   if("one_process" IN_LIST TEST_SUITES)
     list(REMOVE_ITEM labels ranks)
     set_tests_properties(${test}_one_process PROPERTIES LABELS "${labels}" PROCESSORS 1)
