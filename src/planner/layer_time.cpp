@@ -250,12 +250,13 @@ class LayerClock {
                               : 0,
                  router = 8 * shard_ * real(e.count);
     move(4 * rows + sorted + router, 4 * rows + sorted + router, sorted > 0 ? 10 : 8);
+    const StageTime before = time_;
     if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
     if (s_.dispatch == TokenDispatch::allgather) {
       gather_rows(group_of(c_, 1, s_.ep * s_.etp), s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h);
       return;
     }
-    exchange_tokens(rows);
+    exchange_tokens(rows, before);
     gather_rows(etp_, s_.activation_bytes * slots * h);
   }
 
@@ -267,18 +268,23 @@ class LayerClock {
     time_.forward.tensor += one, time_.input_gradients.tensor += one;
   }
 
-  // Rows to their experts and back: `bytes` of topk copies of each token.
-  void exchange_tokens(double bytes) {
+  // Rows to their experts and back: `bytes` of topk copies of each token. Another micro-batch's work hides
+  // them (overlap_ep), or that of the shared expert, which has been added since `before_shared`.
+  void exchange_tokens(double bytes, const StageTime& before_shared) {
     if (s_.ep == 1) return;
     const ExpertShape& e = *s_.experts;
     const double one = 2 * (s_.dispatch == TokenDispatch::deduplicated
                                 ? dispatch_seconds(c_, ep_, bytes / real(e.topk), e.topk, e.group_topk)
                                 : collective_seconds(c_, ep_, Collective::all_to_all, bytes));
-    for (WorkTime* pass : {&time_.forward, &time_.input_gradients}) {
-      const double hides = pass->compute();
-      const double exposed = s_.overlap_ep ? std::max(kVisibleExchange * one, one - hides) : one;
-      pass->expert += exposed, pass->expert_hidden += one - exposed;
-    }
+    const auto add_pass = [&](WorkTime& pass, const WorkTime& before) {
+      const double exposed = s_.overlap_ep ? std::max(kVisibleExchange * one, one - pass.compute())
+                             : s_.overlap_shared
+                                 ? std::max(0.0, one - (pass.compute() - before.compute()))
+                                 : one;
+      pass.expert += exposed, pass.expert_hidden += one - exposed;
+    };
+    add_pass(time_.forward, before_shared.forward);
+    add_pass(time_.input_gradients, before_shared.input_gradients);
   }
 
   // Norms and residual additions.

@@ -183,6 +183,7 @@ RunShape run_shape(const config::Config& config) {
   s.overlap_tp = config.comm_overlap.tp_comm_overlap;
   s.overlap_p2p = config.comm_overlap.overlap_p2p_comm.value_or(false);
   s.overlap_ep = config.comm_overlap.overlap_moe_expert_parallel_comm;
+  s.overlap_shared = config.model.moe_shared_expert_overlap;
 
   const auto stages = config::pipeline_stages(config);
   if (!stages) fail(ErrorCode::config, "the layers cannot be divided into pipeline stages");

@@ -136,7 +136,7 @@ struct RunShape {
   // Attention writes its scores (no flash attention).
   bool stores_scores = false;
   bool overlap_grad_reduce = false, overlap_param_gather = false, overlap_tp = false, overlap_p2p = false,
-       overlap_ep = false;
+       overlap_ep = false, overlap_shared = false;
 
   int64_t gpus() const { return tp * pp * cp * dp; }
   int64_t micro_batches() const { return global_batch / (micro_batch * dp); }

@@ -285,6 +285,26 @@ TEST_CASE("an all-gather of tokens takes the time of its collectives, and no sec
                         collective_seconds(cluster, ranks, Collective::reduce_scatter, bytes)));
 }
 
+TEST_CASE("the shared expert hides as much of the exchange of tokens as it takes") {
+  RunShape s = layer_with_experts();
+  const Cluster cluster = read_cluster("h100");
+  const StageTime in_turn = stage_times(s, cluster).front();
+  s.overlap_shared = true;
+  const StageTime beside = stage_times(s, cluster).front();
+  s.experts->shared_ffn = 0;
+  const StageTime without = stage_times(s, cluster).front();
+  const auto check_pass = [](const WorkTime& one, const WorkTime& overlapped, const WorkTime& none) {
+    const double hides = one.compute() - none.compute();
+    CHECK(hides > 0);
+    CHECK(overlapped.compute() == one.compute());
+    CHECK(overlapped.expert == doctest::Approx(std::max(0.0, one.expert - hides)));
+    CHECK(overlapped.expert + overlapped.expert_hidden == doctest::Approx(one.expert));
+    CHECK(none.expert == doctest::Approx(one.expert));
+  };
+  check_pass(in_turn.forward, beside.forward, without.forward);
+  check_pass(in_turn.input_gradients, beside.input_gradients, without.input_gradients);
+}
+
 TEST_CASE("attention attains more of its rate on longer sequences") {
   Cluster cluster = read_cluster("h100");
   CHECK(attention_rate(cluster, 4096) == 1);
