@@ -38,11 +38,12 @@ struct TokenSegments {
   int64_t first_row = 0;
 };
 
-// A loss of the router, the sum of values of tokens.
+// A loss of the router, the sum of values of tokens. Padding has the value 0.
 struct RouterLoss {
   enum class Kind : uint8_t {
-    // Load balancing: value[t] = factor * sum over e of q[t,e] counts[segment of t, e], where q is the
-    // softmax over all experts, or the sigmoid divided by its sum over all experts.
+    // Load balancing: value[t] = factor * sum over e of q[t,e] f[segment of t, e], where q is the softmax
+    // over all experts, or the sigmoid divided by its sum over all experts, and f the counts of a segment
+    // divided by their sum.
     balance,
     // value[t] = factor * logsumexp(logits[t])^2.
     z,
@@ -53,6 +54,7 @@ struct RouterLoss {
   float factor = 1;
 };
 
+// padding i32 [tokens]: 1 for tokens that are padding, which have no experts (-1), else 0; null: none is.
 // logits [tokens, experts], fp32; or fp64 on devices with the kernel `logits`, which then compute scores and
 // losses in fp64 too, and round results to fp32.
 struct Router {
@@ -61,9 +63,10 @@ struct Router {
   void (*logits)(Context&, In x, In weight, In bias, int64_t tokens, int64_t experts, int64_t hidden,
                  double* logits) = nullptr;
   // experts i32 [tokens, topk], the highest score first. bias fp32 [experts]; null: none.
-  void (*choose)(Context&, RouterShape, In logits, const float* bias, int32_t* experts);
+  void (*choose)(Context&, RouterShape, In logits, const float* bias, const int32_t* padding,
+                 int32_t* experts);
   // probabilities fp32 [tokens, topk] of the chosen experts: their softmax where the score is the logit; else
-  // s[e], divided by their sum + 1e-20 if `normalize` is set. Times the scaling factor.
+  // s[e], divided by their sum + 1e-20 if `normalize` is set. Times the scaling factor. 0 without experts.
   void (*probabilities)(Context&, RouterShape, In logits, const int32_t* experts, float* probabilities);
   // dlogits fp32 [tokens, experts], all of which it writes.
   void (*backward)(Context&, RouterShape, In logits, const int32_t* experts, const float* dprobabilities,
@@ -73,10 +76,10 @@ struct Router {
   void (*count)(Context&, const int32_t* experts, int64_t tokens, int64_t topk, TokenSegments,
                 int64_t of_experts, float* counts);
   // values fp32 [tokens]. counts fp32 [segments, experts], for `balance`.
-  void (*loss)(Context&, RouterLoss, In logits, const float* counts, float* values);
+  void (*loss)(Context&, RouterLoss, In logits, const float* counts, const int32_t* padding, float* values);
   // dlogits = gradient[0] times the derivative of the sum of values. gradient fp32 [1].
-  void (*loss_backward)(Context&, RouterLoss, In logits, const float* counts, const float* gradient,
-                        float* dlogits);
+  void (*loss_backward)(Context&, RouterLoss, In logits, const float* counts, const int32_t* padding,
+                        const float* gradient, float* dlogits);
   // Balancing by a bias of the experts (Wang et al. 2024): bias[e] += rate * sign(mean of the loads -
   // loads[e]), with sign(0) = 0, unless control->skip is set. loads: counts, fp32 [experts], whole numbers up
   // to 2^24, so that the sign is exact. control: one StepControl. bias fp32 [experts].

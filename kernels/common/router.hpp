@@ -103,6 +103,14 @@ struct ChosenExpertsOf {
 };
 using ChosenExperts = ChosenExpertsOf<float>;
 
+// padding [tokens] and experts [tokens, topk] as in router.hpp.
+CAPSTAN_HOST_DEVICE inline bool is_padding(const int32_t* padding, int64_t token) {
+  return padding && padding[token] != 0;
+}
+CAPSTAN_HOST_DEVICE inline bool has_experts(const RouterShape& r, const int32_t* experts, int64_t token) {
+  return experts[token * r.topk] >= 0;
+}
+
 // The tokens of a segment among `tokens`: [begin, end).
 struct SegmentRange {
   int64_t begin, end;
@@ -113,6 +121,10 @@ CAPSTAN_HOST_DEVICE inline SegmentRange tokens_of(const TokenSegments& s, int64_
 }
 CAPSTAN_HOST_DEVICE inline int64_t segment_of(const TokenSegments& s, int64_t token) {
   return (s.first_row + token) / s.rows;
+}
+// The counts of a token's segment, of counts [segments, experts].
+CAPSTAN_HOST_DEVICE inline const float* counts_of(const RouterLoss& l, const float* counts, int64_t token) {
+  return counts + segment_of(l.segments, token) * l.experts;
 }
 
 // The next bias of an expert, from its load and the sum of the loads of all experts.

@@ -107,13 +107,18 @@ HWY_INLINE void choose_row(const RouterShape& r, const float* scores, int32_t* e
   for (int64_t k = 0; k < r.topk; ++k) experts[k] = static_cast<int32_t>(index_of_choice(keys[k]));
 }
 
-void choose(Context& c, RouterShape r, In typed_logits, const float* bias, int32_t* experts) {
+void choose(Context& c, RouterShape r, In typed_logits, const float* bias, const int32_t* padding,
+            int32_t* experts) {
   if (typed_logits.dtype == DType::f64)
-    return router_f64::choose(c, r, typed_logits.as<double>(), bias, experts);
+    return router_f64::choose(c, r, typed_logits.as<double>(), bias, padding, experts);
   const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, r.tokens, rows_per_block(r.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues scores;
     for (int64_t t = begin; t < end; ++t) {
+      if (is_padding(padding, t)) {
+        std::fill_n(experts + t * r.topk, r.topk, -1);
+        continue;
+      }
       choice_scores(r, logits + t * r.experts, bias, scores);
       choose_row(r, scores.v, experts + t * r.topk);
     }
@@ -136,6 +141,10 @@ void probabilities(Context& c, RouterShape r, In typed_logits, const int32_t* ex
   parallel_blocks(c, r.tokens, rows_per_block(r.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues p;
     for (int64_t t = begin; t < end; ++t) {
+      if (!has_experts(r, experts, t)) {
+        std::fill_n(to + t * r.topk, r.topk, 0.0f);
+        continue;
+      }
       const ChosenExperts chosen = chosen_experts(r, logits, experts, t, p);
       const float factor = chosen.factor();
       for (int64_t k = 0; k < r.topk; ++k) to[t * r.topk + k] = chosen.score(k) * factor;
@@ -151,10 +160,14 @@ void backward(Context& c, RouterShape r, In typed_logits, const int32_t* experts
   parallel_blocks(c, r.tokens, rows_per_block(r.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues p;
     for (int64_t t = begin; t < end; ++t) {
+      float* to = dlogits + t * r.experts;
+      if (!has_experts(r, experts, t)) {
+        std::fill_n(to, r.experts, 0.0f);
+        continue;
+      }
       const ChosenExperts chosen = chosen_experts(r, logits, experts, t, p);
       const float* d = dprobabilities + t * r.topk;
       const auto gradient = chosen.score_gradient(d);
-      float* to = dlogits + t * r.experts;
       if (has_softmax_of_all(r)) {
         multiply(p, r.experts, -gradient.product / chosen.sums.sum);
         std::copy(p.v, p.v + r.experts, to);
@@ -173,7 +186,8 @@ void count(Context& c, const int32_t* experts, int64_t tokens, int64_t topk, Tok
       float* own = counts + s * of_experts;
       std::fill(own, own + of_experts, 0.0f);
       const SegmentRange range = tokens_of(segments, s, tokens);
-      for (int64_t i = range.begin * topk; i < range.end * topk; ++i) own[experts[i]] += 1;
+      for (int64_t i = range.begin * topk; i < range.end * topk; ++i)
+        if (experts[i] >= 0) own[experts[i]] += 1;
     }
   });
 }
@@ -193,28 +207,38 @@ HWY_INLINE float dot(const ExpertValues& q, const float* counts, int64_t n) {
     sum = hn::MulAdd(load(q.v + i), load_lanes(counts + i, std::min(kStep, n - i)), sum);
   return sum_lanes(sum);
 }
+// 1 / the sum of the counts of a segment.
+HWY_INLINE float inverse_sum(const float* counts, int64_t n) {
+  VF sum = hn::Zero(DF());
+  for (int64_t i = 0; i < n; i += kStep) sum = hn::Add(sum, load_lanes(counts + i, std::min(kStep, n - i)));
+  return 1.0f / sum_lanes(sum);
+}
 
-void loss(Context& c, RouterLoss l, In typed_logits, const float* counts, float* values) {
+void loss(Context& c, RouterLoss l, In typed_logits, const float* counts, const int32_t* padding,
+          float* values) {
   if (typed_logits.dtype == DType::f64)
-    return router_f64::loss(c, l, typed_logits.as<double>(), counts, values);
+    return router_f64::loss(c, l, typed_logits.as<double>(), counts, padding, values);
   const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, l.tokens, rows_per_block(l.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues q;
     for (int64_t t = begin; t < end; ++t) {
       const float* row = logits + t * l.experts;
-      if (l.kind == RouterLoss::Kind::z) {
+      if (is_padding(padding, t)) {
+        values[t] = 0;
+      } else if (l.kind == RouterLoss::Kind::z) {
         const float lse = exponentials(row, l.experts, q).log_sum_exp();
         values[t] = l.factor * lse * lse;
       } else {
         balance_probabilities(l, row, q);
-        values[t] = l.factor * dot(q, counts + segment_of(l.segments, t) * l.experts, l.experts);
+        const float* own = counts_of(l, counts, t);
+        values[t] = l.factor * dot(q, own, l.experts) * inverse_sum(own, l.experts);
       }
     }
   });
 }
 
 // The derivative of the value of balance by a token's logits: q (n - q·n) for counts n, times 1 - s where the
-// score is the sigmoid s.
+// score is the sigmoid s. scale: divides by the sum of the counts.
 HWY_INLINE void balance_gradient(const RouterLoss& l, const float* logits, const float* counts, float scale,
                                  ExpertValues& q, float* dlogits) {
   float by = 1;
@@ -232,10 +256,10 @@ HWY_INLINE void balance_gradient(const RouterLoss& l, const float* logits, const
   }
 }
 
-void loss_backward(Context& c, RouterLoss l, In typed_logits, const float* counts, const float* gradient,
-                   float* dlogits) {
+void loss_backward(Context& c, RouterLoss l, In typed_logits, const float* counts, const int32_t* padding,
+                   const float* gradient, float* dlogits) {
   if (typed_logits.dtype == DType::f64)
-    return router_f64::loss_backward(c, l, typed_logits.as<double>(), counts, gradient, dlogits);
+    return router_f64::loss_backward(c, l, typed_logits.as<double>(), counts, padding, gradient, dlogits);
   const auto* logits = typed_logits.as<float>();
   parallel_blocks(c, l.tokens, rows_per_block(l.experts), [&](int64_t begin, int64_t end, int) HWY_ATTR {
     ExpertValues q;
@@ -243,13 +267,16 @@ void loss_backward(Context& c, RouterLoss l, In typed_logits, const float* count
     for (int64_t t = begin; t < end; ++t) {
       const float* row = logits + t * l.experts;
       float* to = dlogits + t * l.experts;
-      if (l.kind == RouterLoss::Kind::z) {
+      if (is_padding(padding, t)) {
+        std::fill_n(to, l.experts, 0.0f);
+      } else if (l.kind == RouterLoss::Kind::z) {
         const SoftmaxSums sums = exponentials(row, l.experts, q);
         multiply(q, l.experts, 1.0f / sums.sum);
         multiply(q, l.experts, 2 * sums.log_sum_exp() * scale);
         std::copy(q.v, q.v + l.experts, to);
       } else {
-        balance_gradient(l, row, counts + segment_of(l.segments, t) * l.experts, scale, q, to);
+        const float* own = counts_of(l, counts, t);
+        balance_gradient(l, row, own, scale * inverse_sum(own, l.experts), q, to);
       }
     }
   });

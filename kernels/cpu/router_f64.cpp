@@ -121,8 +121,13 @@ void logits(Context& c, In x, In weight, In bias, int64_t tokens, int64_t expert
   });
 }
 
-void choose(Context& c, const RouterShape& r, const double* logits, const float* bias, int32_t* experts) {
+void choose(Context& c, const RouterShape& r, const double* logits, const float* bias, const int32_t* padding,
+            int32_t* experts) {
   each_token(c, r.tokens, r.experts, [&](int64_t t) {
+    if (is_padding(padding, t)) {
+      std::fill_n(experts + t * r.topk, r.topk, -1);
+      return;
+    }
     const double* row = logits + t * r.experts;
     double scores[kMaxExperts];
     const bool softmax = has_softmax_of_all(r);
@@ -143,6 +148,10 @@ void choose(Context& c, const RouterShape& r, const double* logits, const float*
 void probabilities(Context& c, const RouterShape& r, const double* logits, const int32_t* experts,
                    float* to) {
   each_token(c, r.tokens, r.experts, [&](int64_t t) {
+    if (!has_experts(r, experts, t)) {
+      std::fill_n(to + t * r.topk, r.topk, 0.0f);
+      return;
+    }
     const Chosen chosen = chosen_experts(r, logits, experts, t);
     const double factor = chosen.factor();
     for (int64_t k = 0; k < r.topk; ++k) to[t * r.topk + k] = static_cast<float>(chosen.score(k) * factor);
@@ -152,10 +161,14 @@ void probabilities(Context& c, const RouterShape& r, const double* logits, const
 void backward(Context& c, const RouterShape& r, const double* logits, const int32_t* experts,
               const float* dprobabilities, float* dlogits) {
   each_token(c, r.tokens, r.experts, [&](int64_t t) {
+    float* to = dlogits + t * r.experts;
+    if (!has_experts(r, experts, t)) {
+      std::fill_n(to, r.experts, 0.0f);
+      return;
+    }
     const Chosen chosen = chosen_experts(r, logits, experts, t);
     const float* d = dprobabilities + t * r.topk;
     const auto gradient = chosen.score_gradient(d);
-    float* to = dlogits + t * r.experts;
     const bool all = has_softmax_of_all(r);
     for (int64_t e = 0; e < r.experts; ++e)
       to[e] = all ? static_cast<float>(-softmax_value(chosen.logits[e], chosen.sums) * gradient.product) : 0;
@@ -164,27 +177,37 @@ void backward(Context& c, const RouterShape& r, const double* logits, const int3
   });
 }
 
-void loss(Context& c, const RouterLoss& l, const double* logits, const float* counts, float* values) {
+void loss(Context& c, const RouterLoss& l, const double* logits, const float* counts, const int32_t* padding,
+          float* values) {
   each_token(c, l.tokens, l.experts, [&](int64_t t) {
     const double* row = logits + t * l.experts;
+    if (is_padding(padding, t)) {
+      values[t] = 0;
+      return;
+    }
     double value;
     if (l.kind == RouterLoss::Kind::z) {
       const double lse = sums_of(row, l.experts).log_sum_exp();
       value = lse * lse;
     } else {
-      value = BalanceProbabilities(l, row).times(counts + segment_of(l.segments, t) * l.experts, l.experts);
+      const float* n = counts_of(l, counts, t);
+      value = BalanceProbabilities(l, row).times(n, l.experts) / std::accumulate(n, n + l.experts, 0.0);
     }
     values[t] = static_cast<float>(l.factor * value);
   });
 }
 
-// Of balance: q (n - q·n) for counts n, times 1 - s where the score is the sigmoid s.
+// Of balance: q (n - q·n) for counts n, divided by their sum, times 1 - s where the score is the sigmoid s.
 void loss_backward(Context& c, const RouterLoss& l, const double* logits, const float* counts,
-                   const float* gradient, float* dlogits) {
+                   const int32_t* padding, const float* gradient, float* dlogits) {
   const double scale = static_cast<double>(l.factor) * gradient[0];
   each_token(c, l.tokens, l.experts, [&](int64_t t) {
     const double* row = logits + t * l.experts;
     float* to = dlogits + t * l.experts;
+    if (is_padding(padding, t)) {
+      std::fill_n(to, l.experts, 0.0f);
+      return;
+    }
     if (l.kind == RouterLoss::Kind::z) {
       const Sums sums = sums_of(row, l.experts);
       const double factor = 2 * sums.log_sum_exp() * scale;
@@ -193,10 +216,10 @@ void loss_backward(Context& c, const RouterLoss& l, const double* logits, const 
       return;
     }
     const BalanceProbabilities p(l, row);
-    const float* n = counts + segment_of(l.segments, t) * l.experts;
-    const double product = p.times(n, l.experts);
+    const float* n = counts_of(l, counts, t);
+    const double product = p.times(n, l.experts), by = scale / std::accumulate(n, n + l.experts, 0.0);
     for (int64_t e = 0; e < l.experts; ++e) {
-      const double d = scale * p.q[e] * (n[e] - product);
+      const double d = by * p.q[e] * (n[e] - product);
       to[e] = static_cast<float>(l.score == RouterScore::sigmoid ? d * (1 - sigmoid(row[e])) : d);
     }
   });

@@ -72,10 +72,15 @@ __device__ void keep_best_groups(const RouterShape& r, const Shared<uint64_t>& k
   sync_warp();
 }
 
-__global__ void choose_kernel(RouterShape r, const float* logits, const float* bias, int32_t* experts) {
+__global__ void choose_kernel(RouterShape r, const float* logits, const float* bias, const int32_t* padding,
+                              int32_t* experts) {
   CAPSTAN_DYNAMIC_SHARED(uint64_t, keys);
   const int64_t token = token_of_warp(), first = warp_index() * r.experts;
   if (token >= r.tokens) return;
+  if (is_padding(padding, token)) {
+    for (int64_t k = lane_index(); k < r.topk; k += kWarp) experts[token * r.topk + k] = -1;
+    return;
+  }
   const float* row = logits + token * r.experts;
   SoftmaxSums sums;
   if (has_softmax_of_all(r)) sums = softmax_sums(row, r.experts);
@@ -93,9 +98,10 @@ __global__ void choose_kernel(RouterShape r, const float* logits, const float* b
     if (lane_index() == 0) experts[token * r.topk + k] = static_cast<int32_t>(index_of_choice(key));
   }
 }
-void choose(Context& c, RouterShape r, In logits, const float* bias, int32_t* experts) {
+void choose(Context& c, RouterShape r, In logits, const float* bias, const int32_t* padding,
+            int32_t* experts) {
   launch(c, router_grid(r.tokens, sizeof(uint64_t) * static_cast<size_t>(kRouterWarps * r.experts)),
-         choose_kernel, r, logits.as<float>(), bias, experts);
+         choose_kernel, r, logits.as<float>(), bias, padding, experts);
 }
 
 __device__ ChosenExperts chosen_experts(const RouterShape& r, const float* logits, const int32_t* experts,
@@ -109,6 +115,10 @@ __device__ ChosenExperts chosen_experts(const RouterShape& r, const float* logit
 __global__ void probabilities_kernel(RouterShape r, const float* logits, const int32_t* experts, float* to) {
   const int64_t token = token_of_warp();
   if (token >= r.tokens) return;
+  if (!has_experts(r, experts, token)) {
+    for (int64_t k = lane_index(); k < r.topk; k += kWarp) to[token * r.topk + k] = 0;
+    return;
+  }
   const ChosenExperts chosen = chosen_experts(r, logits, experts, token);
   const float factor = chosen.factor();
   for (int64_t k = lane_index(); k < r.topk; k += kWarp) to[token * r.topk + k] = chosen.score(k) * factor;
@@ -121,10 +131,14 @@ __global__ void router_backward_kernel(RouterShape r, const float* logits, const
                                        const float* dprobabilities, float* dlogits) {
   const int64_t token = token_of_warp();
   if (token >= r.tokens) return;
+  float* to = dlogits + token * r.experts;
+  if (!has_experts(r, experts, token)) {
+    for (int64_t e = lane_index(); e < r.experts; e += kWarp) to[e] = 0;
+    return;
+  }
   const ChosenExperts chosen = chosen_experts(r, logits, experts, token);
   const float* d = dprobabilities + token * r.topk;
   const auto gradient = chosen.score_gradient(d);
-  float* to = dlogits + token * r.experts;
   const bool all = has_softmax_of_all(r);
   for (int64_t e = lane_index(); e < r.experts; e += kWarp)
     to[e] = all ? -softmax_value(chosen.logits[e], chosen.sums) * gradient.product : 0.0f;
@@ -186,31 +200,43 @@ __device__ float dot(const BalanceProbabilities& q, const float* counts, int64_t
   for (int64_t e = lane_index(); e < n; e += kWarp) sum += q.value(e) * counts[e];
   return warp_sum(sum) * q.inverse;
 }
+// 1 / the sum of the counts of a segment.
+__device__ float inverse_sum(const float* counts, int64_t n) {
+  float sum = 0;
+  for (int64_t e = lane_index(); e < n; e += kWarp) sum += counts[e];
+  return 1.0f / warp_sum(sum);
+}
 
-__global__ void router_loss_kernel(RouterLoss l, const float* logits, const float* counts, float* values) {
+__global__ void router_loss_kernel(RouterLoss l, const float* logits, const float* counts,
+                                   const int32_t* padding, float* values) {
   const int64_t token = token_of_warp();
   if (token >= l.tokens) return;
   const float* row = logits + token * l.experts;
-  float value;
-  if (l.kind == RouterLoss::Kind::z) {
+  float value = 0;  // of padding
+  if (!is_padding(padding, token) && l.kind == RouterLoss::Kind::z) {
     const float lse = softmax_sums(row, l.experts).log_sum_exp();
     value = lse * lse;
-  } else {
-    value = dot(balance_probabilities(l, row), counts + segment_of(l.segments, token) * l.experts, l.experts);
+  } else if (!is_padding(padding, token)) {
+    const float* own = counts_of(l, counts, token);
+    value = dot(balance_probabilities(l, row), own, l.experts) * inverse_sum(own, l.experts);
   }
   if (lane_index() == 0) values[token] = l.factor * value;
 }
-void loss(Context& c, RouterLoss l, In logits, const float* counts, float* values) {
-  launch(c, router_grid(l.tokens), router_loss_kernel, l, logits.as<float>(), counts, values);
+void loss(Context& c, RouterLoss l, In logits, const float* counts, const int32_t* padding, float* values) {
+  launch(c, router_grid(l.tokens), router_loss_kernel, l, logits.as<float>(), counts, padding, values);
 }
 
 __global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, const float* counts,
-                                            const float* gradient, float* dlogits) {
+                                            const int32_t* padding, const float* gradient, float* dlogits) {
   const int64_t token = token_of_warp();
   if (token >= l.tokens) return;
   const float* row = logits + token * l.experts;
   float* to = dlogits + token * l.experts;
   const float scale = l.factor * gradient[0];
+  if (is_padding(padding, token)) {
+    for (int64_t e = lane_index(); e < l.experts; e += kWarp) to[e] = 0;
+    return;
+  }
   if (l.kind == RouterLoss::Kind::z) {
     const SoftmaxSums sums = softmax_sums(row, l.experts);
     const float factor = 2 * sums.log_sum_exp() * scale;
@@ -218,17 +244,17 @@ __global__ void router_loss_backward_kernel(RouterLoss l, const float* logits, c
     return;
   }
   const BalanceProbabilities q = balance_probabilities(l, row);
-  const float* own = counts + segment_of(l.segments, token) * l.experts;
-  const float product = dot(q, own, l.experts);
+  const float* own = counts_of(l, counts, token);
+  const float product = dot(q, own, l.experts), by = scale * q.inverse * inverse_sum(own, l.experts);
   for (int64_t e = lane_index(); e < l.experts; e += kWarp) {
-    const float value = q.value(e), d = value * q.inverse * scale * (own[e] - product);
+    const float value = q.value(e), d = value * by * (own[e] - product);
     to[e] = l.score == RouterScore::sigmoid ? d * (1.0f - value) : d;
   }
 }
-void loss_backward(Context& c, RouterLoss l, In logits, const float* counts, const float* gradient,
-                   float* dlogits) {
-  launch(c, router_grid(l.tokens), router_loss_backward_kernel, l, logits.as<float>(), counts, gradient,
-         dlogits);
+void loss_backward(Context& c, RouterLoss l, In logits, const float* counts, const int32_t* padding,
+                   const float* gradient, float* dlogits) {
+  launch(c, router_grid(l.tokens), router_loss_backward_kernel, l, logits.as<float>(), counts, padding,
+         gradient, dlogits);
 }
 
 // One block.

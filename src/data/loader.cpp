@@ -50,16 +50,17 @@ struct Loader::State {
     const auto row_elements = static_cast<size_t>(length);
     batch.cu_seqlens.resize(static_cast<size_t>(rows));
     batch.sample_ids.resize(static_cast<size_t>(rows));
+    batch.lengths.assign(static_cast<size_t>(rows), static_cast<int32_t>(length));
     for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
       const size_t at = row * row_elements;
       const int64_t sample = first + static_cast<int64_t>(row);
       batch.sample_ids[row] = static_cast<uint64_t>(sample);
       try {
-        dataset->row(sample,
-                     {std::span(batch.tokens).subspan(at, row_elements),
-                      std::span(batch.labels).subspan(at, row_elements),
-                      std::span(batch.loss_mask).subspan(at, row_elements),
-                      std::span(batch.position_ids).subspan(at, row_elements), &batch.cu_seqlens[row]});
+        dataset->row(sample, {std::span(batch.tokens).subspan(at, row_elements),
+                              std::span(batch.labels).subspan(at, row_elements),
+                              std::span(batch.loss_mask).subspan(at, row_elements),
+                              std::span(batch.position_ids).subspan(at, row_elements), &batch.cu_seqlens[row],
+                              &batch.lengths[row]});
       } catch (Error& error) {
         throw error.in("while reading sample " + std::to_string(sample) + " (row " + std::to_string(row) +
                        " of a micro-batch on data-parallel rank " +

@@ -24,10 +24,12 @@ struct MicroBatch {
   std::vector<int32_t> position_ids;  // [B, T]
   // [B] starts of the documents of a row, between which there is no attention, then T.
   std::vector<std::vector<int32_t>> cu_seqlens;
+  // [B] tokens of a row before the padding at its end; empty: T of each.
+  std::vector<int32_t> lengths;
   // [B] consumed-sample number of each row, which is the same in every parallel layout.
   std::vector<uint64_t> sample_ids;
 
-  // A micro-batch whose [B, T] arrays are zero; cu_seqlens and sample_ids are empty.
+  // A micro-batch whose [B, T] arrays are zero; the other arrays are empty.
   static MicroBatch zeros(int64_t rows, int64_t sequence_length);
 };
 

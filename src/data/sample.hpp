@@ -69,6 +69,8 @@ struct RowView {
   std::span<int32_t> position_ids;  // [T]
   // Starts of the documents that attention keeps apart, then T: at least {0, T}.
   std::vector<int32_t>* cu_seqlens;
+  // The tokens before the padding at the end of the row; it is T unless the dataset sets it.
+  int32_t* length = nullptr;
 };
 void fill_row(std::span<const int32_t> text, const DocumentOptions& options, const RowView& row);
 

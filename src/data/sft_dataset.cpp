@@ -430,6 +430,7 @@ void SftDataset::row(int64_t number, const RowView& out) const {
     }
   }
   if (at < length) out.cu_seqlens->push_back(static_cast<int32_t>(at));
+  if (out.length) *out.length = static_cast<int32_t>(at);
   for (int32_t position = 0; at < length; ++at, ++position) {
     out.tokens[at] = out.labels[at] = pad_;
     out.loss_mask[at] = 0;

@@ -182,6 +182,9 @@ nn::TokenContext DecoderModel::token_context(Tape& tape, const Batch& batch,
   context.documents = {batch.document_start, batch.cu_seqlens, batch.max_seqlen};
   context.dropout_rows = batch.dropout_rows;
   context.hidden_dropout_rows = ops::local_rows(batch.dropout_rows, parallel_.tensor);
+  context.padding = ops::local_rows(batch.padding, parallel_.tensor);
+  context.tokens =
+      batch.tokens_in_use > 0 ? batch.tokens_in_use : rows * comm::ranks_of(parallel_.context.group);
   context.training = options.training;
   context.seed = options.seed;
   if (options.training && has_losses_of_layers_) context.loss_weight_sum = loss_weight_sum(tape, batch);

@@ -64,6 +64,11 @@ struct Batch {
   Tensor cu_seqlens;
   // Tokens of the longest document.
   int64_t max_seqlen = 0;
+  // i32 [N], 1 for the positions of a row behind its last document, which are sent to no expert, else 0;
+  // undefined: there are none.
+  Tensor padding;
+  // Tokens of the full sequences without padding; 0: all.
+  int64_t tokens_in_use = 0;
   // i64 [N], dropout row index of each token, unique in the run; with dropout only.
   Tensor dropout_rows;
   // One for each depth of multi-token prediction, in training only.

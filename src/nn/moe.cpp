@@ -7,7 +7,6 @@
 #include "ops/grouped_linear.hpp"
 #include "ops/matmul.hpp"
 #include "ops/router_logits.hpp"
-#include "ops/scale.hpp"
 
 namespace capstan::nn {
 
@@ -108,7 +107,7 @@ ops::Routing Moe::route(Tape& tape, const Var& x, const TokenContext& context) c
       ops::jitter(tape, x, context.router_jitter(options_.input_jitter, static_cast<uint64_t>(layer_)));
   const Var logits = ops::router_logits(tape, input, *router_, router_bias_, options_.router_in_fp64);
   const ParamPin bias = tape.pin(expert_bias_);
-  ops::Routing routing = ops::route(tape, logits, options_.router, *bias);
+  ops::Routing routing = ops::route(tape, logits, options_.router, *bias, context.padding);
   add_losses(tape, logits, context, routing);
   return routing;
 }
@@ -120,7 +119,8 @@ void Moe::add_losses(Tape& tape, const Var& logits, const TokenContext& context,
   if (context.training) {
     balance = balance_losses(tape, logits, routing.experts, context);
     if (options_.z_coefficient > 0)
-      z = ops::z_loss(tape, logits, options_.z_coefficient / static_cast<double>(tokens_of(logits)));
+      z = ops::z_loss(tape, logits, options_.z_coefficient / static_cast<double>(context.tokens),
+                      context.padding);
   }
   const auto attach = [&](const Var& loss) {
     routing.probabilities = ops::attach_loss(tape, routing.probabilities, loss, context.loss_weight_sum);
@@ -135,10 +135,6 @@ void Moe::add_losses(Tape& tape, const Var& logits, const TokenContext& context,
   context.router_statistics->add(layer_, counts, balance, z);
 }
 
-int64_t Moe::tokens_of(int64_t rows, const comm::Communicator* group) const {
-  return rows * (parallel_.tensor.shards_rows() ? parallel_.tensor.size() : 1) * comm::ranks_of(group);
-}
-
 Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::TokenSegments& segments,
                           comm::Communicator* group) const {
   Var counts{ops::count_choices(tape, experts, options_.experts, segments)};
@@ -150,12 +146,10 @@ Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::Toke
 }
 
 Tensor Moe::load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const {
-  comm::Communicator* const group = parallel_.data ? parallel_.data : parallel_.context.group;
-  const int64_t rows = experts.size(0);
-  RouterStatistics::BatchChoices choices{count_choices(tape, experts, ops::one_segment(rows), group),
-                                         static_cast<double>(options_.router.topk * tokens_of(rows, group))};
-  if (context.router_statistics) choices = context.router_statistics->add_to_batch(layer_, choices);
-  return ops::scale(tape, Var{std::move(choices.counts)}, 1 / choices.number).value;
+  const Tensor counts = count_choices(tape, experts, ops::one_segment(experts.size(0)),
+                                      parallel_.data ? parallel_.data : parallel_.context.group);
+  if (!context.router_statistics) return counts;
+  return ops::copy_of(context.router_statistics->add_to_batch(layer_, counts));
 }
 
 // The tokens of a micro-batch, and of a sequence, may be on several ranks. Counts are summed over these
@@ -166,7 +160,6 @@ std::vector<Var> Moe::balance_losses(Tape& tape, const Var& logits, const Tensor
   using Scope = BalanceLoss::Scope;
   const bool rows_are_sharded = parallel_.tensor.shards_rows();
   const int64_t rows = logits.size(0), first_row = rows_are_sharded ? parallel_.tensor.rank() * rows : 0;
-  const int64_t tokens = tokens_of(logits);
   Tensor chosen;
   // As in Megatron, the losses count choices without the group limit and the bias.
   const auto choose = [&] {
@@ -175,7 +168,7 @@ std::vector<Var> Moe::balance_losses(Tape& tape, const Var& logits, const Tensor
     if (options_.router.groups <= 1 && !expert_bias_) return;
     ops::RouterOptions unlimited = options_.router;
     unlimited.groups = unlimited.group_topk = unlimited.group_best = 0;
-    chosen = ops::choose_experts(tape, logits.value, unlimited);
+    chosen = ops::choose_experts(tape, logits.value, unlimited, context.padding);
   };
   std::vector<Var> losses;
   for (const BalanceLoss& loss : options_.balance) {
@@ -189,11 +182,9 @@ std::vector<Var> Moe::balance_losses(Tape& tape, const Var& logits, const Tensor
                                           : count_choices(tape, chosen, segments, parallel_.context.group);
     });
     const double factor =
-        scope == Scope::global_batch
-            ? loss.coefficient * static_cast<double>(options_.experts) / static_cast<double>(tokens)
-            : ops::balance_factor(loss.coefficient, options_.experts, options_.router.topk,
-                                  tokens / segments.count, segments.count);
-    losses.push_back(ops::balance_loss(tape, logits, counts, options_.router.score, segments, factor));
+        loss.coefficient * static_cast<double>(options_.experts) / static_cast<double>(context.tokens);
+    losses.push_back(
+        ops::balance_loss(tape, logits, counts, options_.router.score, segments, factor, context.padding));
   }
   return losses;
 }

@@ -42,11 +42,12 @@ class Moe final : public FeedForward {
     bool expert_bias = false;
     // Noise by which the router's input is multiplied in training; 0: none.
     double input_jitter = 0;
-    // The router's losses, with Megatron's coefficients. All are means over a micro-batch; a training step
-    // adds their mean over its micro-batches, weighted with the number of their loss tokens. The loss over
-    // the global batch is coefficient * experts * sum over e of f[e] P[e], P the mean of the micro-batch's
-    // probabilities, f the fractions of the choices of all ranks in this micro-batch and the step's earlier
-    // ones. (Megatron's is that divided by the data-parallel size.) At most one loss for each scope.
+    // The router's losses, with Megatron's coefficients. All are means over the tokens of a micro-batch, of
+    // which padding is none; a training step adds their mean over its micro-batches, weighted with the number
+    // of their loss tokens. The loss over the global batch is coefficient * experts * sum over e of f[e]
+    // P[e], P the mean of the micro-batch's probabilities, f the fractions of the choices of all ranks in
+    // this micro-batch and the step's earlier ones. (Megatron's is that divided by the data-parallel size.)
+    // At most one loss for each scope.
     std::vector<BalanceLoss> balance;
     double z_coefficient = 0;
     TokenDispatcher::Kind dispatcher = TokenDispatcher::Kind::alltoall;
@@ -75,15 +76,12 @@ class Moe final : public FeedForward {
   ops::Routing route(Tape& tape, const Var& x, const TokenContext& context) const;
   // Attaches the losses to the probabilities and adds them to the statistics.
   void add_losses(Tape& tape, const Var& logits, const TokenContext& context, ops::Routing& routing) const;
-  // Tokens on the ranks of sequence parallelism and of `group` (null: one), of which each has `rows`; or
-  // those of the micro-batch.
-  int64_t tokens_of(int64_t rows, const comm::Communicator* group) const;
-  int64_t tokens_of(const Var& logits) const { return tokens_of(logits.size(0), parallel_.context.group); }
-  // How often the tokens of each segment chose an expert, summed over the same ranks.
+  // How often the tokens of each segment chose an expert, summed over the ranks of sequence parallelism and
+  // of `group` (null: one).
   Tensor count_choices(Tape& tape, const Tensor& experts, const kernels::TokenSegments& segments,
                        comm::Communicator* group) const;
-  // Counts the choices as those of a further micro-batch. Returns the fraction of the choices of the global
-  // batch so far, on all ranks, that fell on each expert.
+  // Counts the choices as those of a further micro-batch. Returns how many choices of the global batch so
+  // far, on all ranks, fell on each expert.
   Tensor load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const;
   // One for each of Options::balance.
   std::vector<Var> balance_losses(Tape& tape, const Var& logits, const Tensor& experts,

@@ -11,15 +11,12 @@ RouterStatistics::RouterStatistics(Device& device, const std::vector<int64_t>& l
   CategoryScope scope(MemoryCategory::workspace);
   sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + balance_losses + 1});
   if (global_batch) batch_.resize(layers.size());
-  for (BatchChoices& of_layer : batch_) of_layer.counts = Tensor::zeros(device, {experts});
+  for (Tensor& of_layer : batch_) of_layer = Tensor::zeros(device, {experts});
 }
 
 void RouterStatistics::clear() {
   sums_.device().zero(sums_.address(), sums_.bytes());
-  for (BatchChoices& of_layer : batch_) {
-    of_layer.counts.device().zero(of_layer.counts.address(), of_layer.counts.bytes());
-    of_layer.number = 0;
-  }
+  for (const Tensor& of_layer : batch_) of_layer.device().zero(of_layer.address(), of_layer.bytes());
 }
 
 void RouterStatistics::add(int64_t layer, const Tensor& counts, std::span<const Var> balance,
@@ -33,11 +30,9 @@ void RouterStatistics::add(int64_t layer, const Tensor& counts, std::span<const 
   if (z_loss.value.defined()) ops::add_into(z_loss.value, sums_.flat_range(at, 1, {1}));
 }
 
-RouterStatistics::BatchChoices RouterStatistics::add_to_batch(int64_t layer,
-                                                              const BatchChoices& micro_batch) {
-  BatchChoices& sums = batch_.at(static_cast<size_t>(rows_.at(layer)));
-  ops::add_into(micro_batch.counts.view({experts_}), sums.counts);
-  sums.number += micro_batch.number;
+const Tensor& RouterStatistics::add_to_batch(int64_t layer, const Tensor& counts) {
+  const Tensor& sums = batch_.at(static_cast<size_t>(rows_.at(layer)));
+  ops::add_into(counts.view({experts_}), sums);
   return sums;
 }
 

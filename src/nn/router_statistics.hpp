@@ -23,13 +23,9 @@ class RouterStatistics {
   // counts: fp32 [1, experts], how often the tokens of a micro-batch chose each expert. The losses are fp32
   // [1]; balance has balance_losses of them or none, and z_loss may be undefined.
   void add(int64_t layer, const Tensor& counts, std::span<const Var> balance, const Var& z_loss);
-  // With global_batch: adds the counts of a micro-batch over all ranks, and their number, to those of the
-  // step so far, which it returns.
-  struct BatchChoices {
-    Tensor counts;  // fp32 [experts]; the next micro-batch changes it
-    double number = 0;
-  };
-  BatchChoices add_to_batch(int64_t layer, const BatchChoices& micro_batch);
+  // With global_batch: adds the counts of a micro-batch over all ranks to those of the step so far, fp32
+  // [experts], which it returns. The next micro-batch changes them.
+  const Tensor& add_to_batch(int64_t layer, const Tensor& counts);
 
   // fp32 [layers, experts + balance_losses + 1]: the sums of the counts, of each load-balancing loss and of
   // the z-losses. The rows of layers of other ranks are 0.
@@ -39,8 +35,8 @@ class RouterStatistics {
   int64_t experts_, balance_losses_;
   std::map<int64_t, int64_t> rows_;
   Tensor sums_;
-  // By row; empty without global_batch.
-  std::vector<BatchChoices> batch_;
+  // The counts of the step so far, by row; empty without global_batch.
+  std::vector<Tensor> batch_;
 };
 
 }  // namespace capstan::nn

@@ -22,6 +22,10 @@ struct TokenContext {
   Tensor dropout_rows;
   // dropout_rows of the hidden states' rows, which may be sharded over tensor-parallel ranks.
   Tensor hidden_dropout_rows;
+  // i32, 1 for those of the hidden states' rows that are padding, which no expert gets; undefined: none is.
+  Tensor padding;
+  // The tokens of the micro-batch on all ranks that share it, without padding.
+  int64_t tokens = 0;
   // Undefined tensors without rotary positions.
   ops::RopeTable rope;
   // Enables dropout, and the losses and the jitter of routers.

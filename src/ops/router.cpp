@@ -51,12 +51,20 @@ kernels::RouterShape router_shape(const Tensor& logits, const RouterOptions& o) 
   return shape;
 }
 
-Tensor choose(Tape& tape, const kernels::RouterShape& shape, const Tensor& logits, const Tensor& bias) {
+void check_padding(const char* operation, const Tensor& padding, int64_t tokens) {
+  CAPSTAN_ASSERT(
+      !padding.defined() || (padding.elements() == tokens && padding.is_contiguous()),
+      std::string(operation) + ": padding " + padding.text() + " for " + std::to_string(tokens) + " tokens");
+}
+
+Tensor choose(Tape& tape, const kernels::RouterShape& shape, const Tensor& logits, const Tensor& bias,
+              const Tensor& padding) {
+  check_padding("router", padding, shape.tokens);
   CAPSTAN_ASSERT(!bias.defined() || bias.elements() == shape.experts,
                  "router: bias " + bias.text() + " for logits " + logits.text());
   Device& device = tape.device();
   Tensor experts = Tensor::empty(device, {shape.tokens, shape.topk}, DType::i32);
-  launch(device, router_of(device).choose, shape, logits, bias, experts);
+  launch(device, router_of(device).choose, shape, logits, bias, padding, experts);
   return experts;
 }
 
@@ -68,11 +76,12 @@ void check_segments(const char* operation, const kernels::TokenSegments& s, int6
 }
 
 // The sum of the values of tokens, fp32 [1].
-Var token_loss(Tape& tape, const char* name, const Var& logits, const Tensor& counts,
+Var token_loss(Tape& tape, const char* name, const Var& logits, const Tensor& counts, const Tensor& padding,
                const kernels::RouterLoss& loss) {
+  check_padding(name, padding, loss.tokens);
   Device& device = tape.device();
   const Tensor values = Tensor::empty(device, {loss.tokens, 1}), sum = Tensor::zeros(device, {1});
-  launch(device, router_of(device).loss, loss, logits.value, counts, values);
+  launch(device, router_of(device).loss, loss, logits.value, counts, padding, values);
   add_column_sum(values, sum);
   const auto bytes = static_cast<double>(logits.value.bytes());
   return tape.record({.name = name,
@@ -80,22 +89,23 @@ Var token_loss(Tape& tape, const char* name, const Var& logits, const Tensor& co
                       .outputs = {sum},
                       .cost = {0, bytes},
                       .backward_cost = {0, 2 * bytes},
-                      .saved = {logits.value, counts},
+                      .saved = {logits.value, counts, padding},
                       .backward = [loss](BackwardContext& ctx) {
                         Device& dev = ctx.device();
                         const Tensor dlogits = Tensor::empty(dev, ctx.saved(0).shape());
                         launch(dev, router_of(dev).loss_backward, loss, ctx.saved(0), ctx.saved(1),
-                               ctx.output_gradient(), dlogits);
+                               ctx.saved(2), ctx.output_gradient(), dlogits);
                         ctx.accumulate_gradient(0, dlogits);
                       }})[0];
 }
 
 }  // namespace
 
-Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias) {
+Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias,
+              const Tensor& padding) {
   Device& device = tape.device();
   const kernels::RouterShape shape = router_shape(logits.value, options);
-  const Tensor experts = tape.choice([&] { return choose(tape, shape, logits.value, expert_bias); });
+  const Tensor experts = tape.choice([&] { return choose(tape, shape, logits.value, expert_bias, padding); });
   const Tensor probabilities = Tensor::empty(device, {shape.tokens, shape.topk});
   launch(device, router_of(device).probabilities, shape, logits.value, experts, probabilities);
   const auto bytes = static_cast<double>(logits.value.bytes());
@@ -115,8 +125,8 @@ Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const
   return {experts, std::move(result)};
 }
 
-Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options) {
-  return choose(tape, router_shape(logits, options), logits, {});
+Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options, const Tensor& padding) {
+  return choose(tape, router_shape(logits, options), logits, {}, padding);
 }
 
 Tensor count_choices(Tape& tape, const Tensor& experts, int64_t of_experts,
@@ -130,21 +140,14 @@ Tensor count_choices(Tape& tape, const Tensor& experts, int64_t of_experts,
   return counts;
 }
 
-double balance_factor(double coefficient, int64_t experts, int64_t topk, int64_t tokens_of_segment,
-                      int64_t segments) {
-  const auto tokens = static_cast<double>(tokens_of_segment);
-  return coefficient * static_cast<double>(experts) / static_cast<double>(topk) / (tokens * tokens) /
-         static_cast<double>(segments);
-}
-
 Var balance_loss(Tape& tape, const Var& logits, const Tensor& counts, kernels::RouterScore score,
-                 const kernels::TokenSegments& segments, double factor) {
+                 const kernels::TokenSegments& segments, double factor, const Tensor& padding) {
   check_logits("balance_loss", logits.value);
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   check_segments("balance_loss", segments, tokens);
   CAPSTAN_ASSERT(counts.elements() == segments.count * experts,
                  "balance_loss: counts " + counts.text() + " for logits " + logits.value.text());
-  return token_loss(tape, "balance_loss", logits, counts,
+  return token_loss(tape, "balance_loss", logits, counts, padding,
                     {.kind = kernels::RouterLoss::Kind::balance,
                      .score = score,
                      .tokens = tokens,
@@ -153,9 +156,9 @@ Var balance_loss(Tape& tape, const Var& logits, const Tensor& counts, kernels::R
                      .factor = static_cast<float>(factor)});
 }
 
-Var z_loss(Tape& tape, const Var& logits, double factor) {
+Var z_loss(Tape& tape, const Var& logits, double factor, const Tensor& padding) {
   check_logits("z_loss", logits.value);
-  return token_loss(tape, "z_loss", logits, {},
+  return token_loss(tape, "z_loss", logits, {}, padding,
                     {.kind = kernels::RouterLoss::Kind::z,
                      .tokens = logits.size(0),
                      .experts = logits.size(1),

@@ -30,12 +30,15 @@ struct Routing {
 };
 
 // Chooses the experts of each token and computes their probabilities. expert_bias fp32 [experts] is added to
-// the scores for the choice only; undefined: none. In a recomputed region the choice of the first pass is
-// used again. Saves the logits and the choice.
-Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias = {});
+// the scores for the choice only; undefined: none. padding i32 [N]: 1 for rows that are sent to no expert,
+// whose experts are -1 and probabilities 0; undefined: there are none. In a recomputed region the choice of
+// the first pass is used again. Saves the logits and the choice.
+Routing route(Tape& tape, const Var& logits, const RouterOptions& options, const Tensor& expert_bias = {},
+              const Tensor& padding = {});
 // The experts alone, i32 [N, topk], chosen anew in each pass: for losses that count choices without bias and
 // groups.
-Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options);
+Tensor choose_experts(Tape& tape, const Tensor& logits, const RouterOptions& options,
+                      const Tensor& padding = {});
 
 // How often the tokens of each segment chose an expert: fp32 [segments, experts], exact up to 2^24. experts:
 // i32 [N, topk].
@@ -47,20 +50,18 @@ inline kernels::TokenSegments one_segment(int64_t rows) {
   return {1, rows > 0 ? rows : 1, 0};
 }
 
-// Megatron's factor of a load-balancing loss: coefficient * experts / (topk * T^2) / segments for segments of
-// T tokens (aux_loss: one segment with all tokens of the micro-batch; seq_aux_loss: one for each sequence).
-// Transformers' `load_balancing_loss_func` is topk times this loss with coefficient 1.
-double balance_factor(double coefficient, int64_t experts, int64_t topk, int64_t tokens_of_segment,
-                      int64_t segments);
-
-// Load-balancing loss, fp32 [1]: factor * sum over tokens t and experts e of q[t, e] counts[segment of t, e],
-// q the softmax over all experts, or the sigmoid divided by its sum (kernels::RouterLoss). counts fp32
-// [segments, experts] has no gradient: those of count_choices, summed over the ranks that share the segments.
-// With tokens on several ranks each rank has the part of its tokens; the sum of the parts is the loss.
+// Load-balancing loss, fp32 [1]: factor * sum over tokens t and experts e of q[t, e] f[segment of t, e],
+// with q the softmax over all experts, or the sigmoid divided by its sum, and f the counts of a segment
+// divided by their sum (kernels::RouterLoss). counts fp32 [segments, experts] has no gradient: those of
+// count_choices, summed over the ranks that share the segments. With tokens on several ranks each rank has
+// the part of its tokens; the sum of the parts is the loss. Megatron: factor = coefficient * experts /
+// tokens, with one segment that has all tokens of the micro-batch (aux_loss) or one for each sequence
+// (seq_aux_loss). Transformers' `load_balancing_loss_func` is topk times this loss with coefficient 1.
+// padding: as for route(); it has no part in the losses.
 Var balance_loss(Tape& tape, const Var& logits, const Tensor& counts, kernels::RouterScore score,
-                 const kernels::TokenSegments& segments, double factor);
+                 const kernels::TokenSegments& segments, double factor, const Tensor& padding = {});
 // z-loss, fp32 [1]: factor * sum over tokens of logsumexp(logits)^2. Megatron: factor = coefficient / tokens.
-Var z_loss(Tape& tape, const Var& logits, double factor);
+Var z_loss(Tape& tape, const Var& logits, double factor, const Tensor& padding = {});
 
 // x, whose backward pass also starts that of `loss` (fp32 [1]), with gradient[0] (fp32 [1]; undefined: 1):
 // Megatron's MoEAuxLossAutoScaler. Gradients are sums over loss tokens, divided once per step: a loss that is

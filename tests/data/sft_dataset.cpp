@@ -193,8 +193,7 @@ TEST_CASE("packing fills rows") {
 
 TEST_CASE("the loader gives the same rows to any number of workers, ranks and starts") {
   const TempDirectory directory;
-  const std::shared_ptr<const Dataset> dataset =
-      build_sft_datasets(options_for({write_many(directory)}, 48))[0];
+  const auto dataset = build_sft_datasets(options_for({write_many(directory)}, 48))[0];
   const auto rows = [&](int workers, int64_t ranks, int64_t start) {
     std::map<uint64_t, std::vector<int32_t>> result;
     for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -205,11 +204,17 @@ TEST_CASE("the loader gives the same rows to any number of workers, ranks and st
       Loader loader(dataset, options);
       while (loader.consumed_samples() < 400) {
         const MicroBatch batch = loader.next();
-        for (size_t r = 0; r < 2; ++r)
+        for (size_t r = 0; r < 2; ++r) {
           if (batch.sample_ids[r] >= 80)
             result[batch.sample_ids[r]] =
                 std::vector(batch.tokens.begin() + static_cast<std::ptrdiff_t>(48 * r),
                             batch.tokens.begin() + static_cast<std::ptrdiff_t>(48 * (r + 1)));
+          // Behind the samples the row is padding.
+          int64_t length = 0;
+          for (const int64_t sample : dataset->samples_of(static_cast<int64_t>(batch.sample_ids[r])))
+            length += std::ssize(dataset->tokens(sample)) - 1;
+          CHECK(batch.lengths.at(r) == length);
+        }
       }
     }
     return result;

@@ -20,12 +20,22 @@ const kernels::Router& router() {
 // A canary after the result finds a kernel that writes too much.
 constexpr int32_t kCanary = -77;
 
+// One token of four is padding, and the last one.
+Vec<int32_t> some_padding(int64_t tokens) {
+  Vec<int32_t> padding;
+  for (int64_t t = 0; t < tokens; ++t) padding.push_back(t % 4 == 1 || t == tokens - 1 ? 1 : 0);
+  return padding;
+}
+const int32_t* data_of(const Vec<int32_t>& padding) {
+  return padding.empty() ? nullptr : padding.data();
+}
+
 // The choice of every launch, which all give.
-Vec<int32_t> chosen(const RouterShape& r, kernels::In logits, Array bias) {
+Vec<int32_t> chosen(const RouterShape& r, kernels::In logits, Array bias, const Vec<int32_t>& padding = {}) {
   Vec<int32_t> first;
   run_kernel({}, [&](kernels::Context& c, Vec<Array>&) {
     Vec<int32_t> experts(static_cast<size_t>(r.tokens * r.topk + 1), kCanary);
-    router().choose(c, r, logits, bias.f32(), experts.data());
+    router().choose(c, r, logits, bias.f32(), data_of(padding), experts.data());
     CHECK(experts.back() == kCanary);
     experts.pop_back();
     if (first.empty()) first = experts;
@@ -57,16 +67,16 @@ std::vector<bool> precisions() {
   return router().logits ? std::vector<bool>{false, true} : std::vector<bool>{false};
 }
 
-void check_router(const RouterCase& c, bool fp64) {
+void check_router(const RouterCase& c, bool fp64, const Vec<int32_t>& padding) {
   const RouterShape& r = c.shape;
-  INFO("fp64 ", fp64, ", ", r.tokens, " tokens, ", r.topk, " of ", r.experts, " experts, sigmoid ",
-       r.score == RouterScore::sigmoid, ", pre_softmax ", r.pre_softmax, ", normalize ", r.normalize,
-       ", groups ", r.groups, ", bias ", c.biased);
+  INFO("fp64 ", fp64, ", padding ", !padding.empty(), ", ", r.tokens, " tokens, ", r.topk, " of ", r.experts,
+       " experts, sigmoid ", r.score == RouterScore::sigmoid, ", pre_softmax ", r.pre_softmax, ", normalize ",
+       r.normalize, ", groups ", r.groups, ", bias ", c.biased);
   const Logits logits(random_values(r.tokens * r.experts, c.seed, 3), fp64);
   const Array bias(DType::f32, c.biased ? random_values(r.experts, c.seed + 1, 0.5) : Vec<double>{});
   const Vec<double> x = logits.values();
-  const Vec<int32_t> experts = chosen(r, logits.in(), bias);
-  REQUIRE(experts == reference::choose(r, x, bias.rounded()));
+  const Vec<int32_t> experts = chosen(r, logits.in(), bias, padding);
+  REQUIRE(experts == reference::choose(r, x, bias.rounded(), padding));
 
   Array dp(DType::f32, random_values(r.tokens * r.topk, c.seed + 2));
   const auto y = run_kernel(
@@ -76,6 +86,11 @@ void check_router(const RouterCase& c, bool fp64) {
         router().backward(context, r, logits.in(), experts.data(), dp.f32(), out[1].f32());
       });
   CHECK(error(y[0].rounded(), reference::router_probabilities(r, x, experts)) < (fp64 ? 3e-7 : 1e-5));
+  for (int64_t t = 0; t < r.tokens; ++t)
+    if (reference::is_padding(padding, t)) {
+      for (const double p : reference::row_of(y[0].rounded(), t, r.topk)) CHECK(p == 0);
+      for (const double d : reference::row_of(y[1].rounded(), t, r.experts)) CHECK(d == 0);
+    }
   const auto gradient = reference::complex_step(x, [&](const auto& z) {
     return reference::contract(reference::router_probabilities(r, z, experts), dp.rounded());
   });
@@ -86,7 +101,9 @@ void check_router(const RouterCase& c, bool fp64) {
     CHECK(error(y[1].rounded(), gradient) < (fp64 ? 3e-7 : 2e-5));
 }
 void check_router(const RouterCase& c) {
-  for (const bool fp64 : precisions()) check_router(c, fp64);
+  for (const bool fp64 : precisions())
+    for (const Vec<int32_t>& padding : {Vec<int32_t>{}, some_padding(c.shape.tokens)})
+      check_router(c, fp64, padding);
 }
 
 }  // namespace
@@ -201,12 +218,15 @@ TEST_CASE("logits in fp64 tell experts apart that fp32 does not") {
 TEST_CASE("counts of choices in segments, and losses with their gradients") {
   const int64_t tokens = 23, experts = 37, topk = 3;
   for (const bool fp64 : precisions())
-    for (const TokenSegments segments : {TokenSegments{1, 23, 0}, {3, 9, 0}, {4, 8, 5}, {1, 64, 30}}) {
+    for (const TokenSegments segments :
+         {TokenSegments{1, 23, 0}, {3, 9, 0}, {4, 8, 5}, {1, 64, 30}, {23, 1, 0}}) {
       INFO(segments.count, " segments of ", segments.rows, " from ", segments.first_row);
       const Logits logits(random_values(tokens * experts, 7, 4), fp64);
       const Vec<double> x = logits.values();
+      // Segments of one token: some are all padding, and have no counts.
+      const Vec<int32_t> padding = segments.first_row == 0 ? some_padding(tokens) : Vec<int32_t>{};
       const Vec<int32_t> choices =
-          reference::choose({.tokens = tokens, .experts = experts, .topk = topk}, x, {});
+          reference::choose({.tokens = tokens, .experts = experts, .topk = topk}, x, {}, padding);
       const Vec<double> counted = reference::choice_counts(choices, topk, segments, experts);
       const auto counts = run_kernel(
           {Array::zeros(DType::f32, segments.count * experts, 9)}, [&](kernels::Context& c, Vec<Array>& out) {
@@ -220,12 +240,13 @@ TEST_CASE("counts of choices in segments, and losses with their gradients") {
           const auto y =
               run_kernel({Array::zeros(DType::f32, tokens), Array::zeros(DType::f32, tokens * experts, 5)},
                          [&](kernels::Context& c, Vec<Array>& out) {
-                           router().loss(c, l, logits.in(), given.f32(), out[0].f32());
-                           router().loss_backward(c, l, logits.in(), given.f32(), start.f32(), out[1].f32());
+                           router().loss(c, l, logits.in(), given.f32(), data_of(padding), out[0].f32());
+                           router().loss_backward(c, l, logits.in(), given.f32(), data_of(padding),
+                                                  start.f32(), out[1].f32());
                          });
-          CHECK(error(y[0].rounded(), reference::router_loss(l, x, counted)) < (fp64 ? 3e-7 : 1e-5));
+          CHECK(error(y[0].rounded(), reference::router_loss(l, x, counted, padding)) < (fp64 ? 3e-7 : 1e-5));
           const auto gradient = reference::complex_step(x, [&](const auto& z) {
-            const auto values = reference::router_loss(l, z, counted);
+            const auto values = reference::router_loss(l, z, counted, padding);
             return 1.5 * std::accumulate(values.begin(), values.end(), reference::Complex{});
           });
           CHECK(error(y[1].rounded(), gradient) < (fp64 ? 3e-7 : 2e-5));

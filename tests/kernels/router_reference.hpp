@@ -62,11 +62,20 @@ inline Vec<double> choice_scores(const kernels::RouterShape& r, const Vec<double
   return s;
 }
 
-// experts [tokens, topk].
-inline Vec<int32_t> choose(const kernels::RouterShape& r, const Vec<double>& logits,
-                           const Vec<double>& bias) {
+// Whether a token is padding; `padding` may be empty: none is.
+inline bool is_padding(const Vec<int32_t>& padding, int64_t token) {
+  return !padding.empty() && padding[static_cast<size_t>(token)] != 0;
+}
+
+// experts [tokens, topk], -1 of padding.
+inline Vec<int32_t> choose(const kernels::RouterShape& r, const Vec<double>& logits, const Vec<double>& bias,
+                           const Vec<int32_t>& padding = {}) {
   Vec<int32_t> experts;
   for (int64_t t = 0; t < r.tokens; ++t) {
+    if (is_padding(padding, t)) {
+      experts.insert(experts.end(), static_cast<size_t>(r.topk), -1);
+      continue;
+    }
     Vec<double> s = choice_scores(r, row_of(logits, t, r.experts), bias);
     if (r.groups > 1) {
       const int64_t size = r.experts / r.groups;
@@ -86,12 +95,16 @@ inline Vec<int32_t> choose(const kernels::RouterShape& r, const Vec<double>& log
   return experts;
 }
 
-// [tokens, topk].
+// [tokens, topk]; 0 without experts.
 template <class S>
 Vec<S> router_probabilities(const kernels::RouterShape& r, const Vec<S>& logits,
                             const Vec<int32_t>& experts) {
   Vec<S> result;
   for (int64_t t = 0; t < r.tokens; ++t) {
+    if (experts[static_cast<size_t>(t * r.topk)] < 0) {
+      result.insert(result.end(), static_cast<size_t>(r.topk), S{});
+      continue;
+    }
     const Vec<S> row = row_of(logits, t, r.experts);
     const Vec<S> scores = r.score == kernels::RouterScore::sigmoid ? sigmoid_of(row)
                           : r.pre_softmax                          ? softmax(row)
@@ -113,17 +126,23 @@ inline Vec<double> choice_counts(const Vec<int32_t>& experts, int64_t topk, cons
                                  int64_t of_experts) {
   Vec<double> counts(static_cast<size_t>(s.count * of_experts));
   for (size_t i = 0; i < experts.size(); ++i) {
+    if (experts[i] < 0) continue;
     const int64_t token = static_cast<int64_t>(i) / topk;
     counts[static_cast<size_t>((s.first_row + token) / s.rows * of_experts + experts[i])] += 1;
   }
   return counts;
 }
 
-// The values of all tokens.
+// The values of all tokens; 0 of padding.
 template <class S>
-Vec<S> router_loss(const kernels::RouterLoss& l, const Vec<S>& logits, const Vec<double>& counts) {
+Vec<S> router_loss(const kernels::RouterLoss& l, const Vec<S>& logits, const Vec<double>& counts,
+                   const Vec<int32_t>& padding = {}) {
   Vec<S> values;
   for (int64_t t = 0; t < l.tokens; ++t) {
+    if (is_padding(padding, t)) {
+      values.push_back(S{});
+      continue;
+    }
     const Vec<S> row = row_of(logits, t, l.experts);
     S value{};
     if (l.kind == kernels::RouterLoss::Kind::z) {
@@ -136,9 +155,8 @@ Vec<S> router_loss(const kernels::RouterLoss& l, const Vec<S>& logits, const Vec
       for (const S& v : q) sum += v;
       if (l.score == kernels::RouterScore::sigmoid)
         for (S& v : q) v /= sum + 1e-20;
-      const int64_t segment = (l.segments.first_row + t) / l.segments.rows;
-      for (int64_t e = 0; e < l.experts; ++e)
-        value += q[static_cast<size_t>(e)] * counts[static_cast<size_t>(segment * l.experts + e)];
+      const Vec<double> n = row_of(counts, (l.segments.first_row + t) / l.segments.rows, l.experts);
+      for (size_t e = 0; e < n.size(); ++e) value += q[e] * (n[e] / std::accumulate(n.begin(), n.end(), 0.0));
     }
     values.push_back(value * double{l.factor});
   }

@@ -3,6 +3,7 @@
 // own, as with data parallelism.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,19 @@ struct Case {
   std::vector<nn::Moe::BalanceLoss> balance{{Scope::global_batch, 0.25}};
   double jitter = 0;
   bool recomputes = false, training = true, fp64 = false;
+  // The last tokens of each sequence, a different number of each, are padding.
+  bool padded = false;
 };
+
+std::vector<int32_t> padding_of(const Case& c) {
+  static_assert(kSequences == 3 && kLength == 3);
+  return c.padded ? std::vector<int32_t>{0, 0, 0, 0, 0, 1, 0, 1, 1} : std::vector<int32_t>{};
+}
+// The tokens of a micro-batch that are none.
+int64_t tokens_in_use(const Case& c) {
+  const auto padding = padding_of(c);
+  return kTokens - std::count(padding.begin(), padding.end(), 1);
+}
 
 // The tokens of a micro-batch of a rank.
 Floats tokens_of(int rank, int micro_batch) {
@@ -93,6 +106,8 @@ Result run(Device& device, const Case& c) {
       nn::TokenContext tokens;
       tokens.batch = kSequences, tokens.seq = kLength;
       tokens.training = c.training, tokens.seed = kSeed;
+      tokens.tokens = tokens_in_use(c);
+      if (c.padded) tokens.padding = Tensor::from_host<int32_t>(device, {kTokens}, padding_of(c));
       tokens.router_statistics = &statistics;
       tokens.hidden_dropout_rows = Tensor::from_host<int64_t>(device, {kTokens}, rows);
       Tape& tape = *tapes.emplace_back(std::make_unique<Tape>(context));
@@ -147,38 +162,37 @@ Vec<double> counts_of(const Case& c, int rank, int micro_batch,
   const auto logits =
       logits_of(doubles(tokens_of(rank, micro_batch)), doubles(router_weight()), c, rank, micro_batch);
   const auto experts = reference::choose(
-      {.tokens = kTokens, .experts = kExperts, .topk = kTopk, .score = c.score}, logits, {});
+      {.tokens = kTokens, .experts = kExperts, .topk = kTopk, .score = c.score}, logits, {}, padding_of(c));
   return reference::choice_counts(experts, kTopk, segments, kExperts);
 }
 
-// The loss of a micro-batch of this rank: coefficient * experts * the mean over its segments of the sum of
-// f P, with f, the fractions of the choices, over the segment or over the micro-batches up to this one of all
-// ranks.
+// The loss of a micro-batch of this rank: coefficient * experts * the mean over its tokens of the sum over
+// the experts of f q, with f, the fractions of the choices, over the token's segment or over the
+// micro-batches up to this one of all ranks.
 template <class S>
 S loss_of(const Vec<S>& x, const Vec<S>& weight, const Case& c, const nn::Moe::BalanceLoss& balance,
           int micro_batch) {
   const kernels::TokenSegments segments = balance.scope == Scope::sequence
                                               ? kernels::TokenSegments{kSequences, kLength, 0}
                                               : kernels::TokenSegments{1, kTokens, 0};
-  Vec<double> f = counts_of(c, world().rank(), micro_batch, segments);
-  double choices = static_cast<double>(segments.rows * kTopk);
+  Vec<double> counts = counts_of(c, world().rank(), micro_batch, segments);
   if (balance.scope == Scope::global_batch) {
-    f.assign(kExperts, 0), choices = 0;
+    counts.assign(kExperts, 0);
     for (int m = 0; m <= micro_batch; ++m)
       for (int rank = 0; rank < world().size(); ++rank) {
-        const Vec<double> counts = counts_of(c, rank, m);
-        for (size_t e = 0; e < f.size(); ++e) f[e] += counts[e], choices += counts[e];
+        const Vec<double> more = counts_of(c, rank, m);
+        for (size_t e = 0; e < counts.size(); ++e) counts[e] += more[e];
       }
   }
-  for (double& fraction : f) fraction /= choices;
   S loss{};
-  for (const S& value : reference::router_loss({.kind = kernels::RouterLoss::Kind::balance,
-                        .score = c.score,
-                        .tokens = kTokens,
-                        .experts = kExperts,
-                        .segments = segments},
-                                               logits_of(x, weight, c, world().rank(), micro_batch), f))
-    loss += value * (balance.coefficient * kExperts / kTokens);
+  for (const S& value :
+       reference::router_loss({.kind = kernels::RouterLoss::Kind::balance,
+       .score = c.score,
+       .tokens = kTokens,
+       .experts = kExperts,
+       .segments = segments},
+                              logits_of(x, weight, c, world().rank(), micro_batch), counts, padding_of(c)))
+    loss += value * (balance.coefficient * kExperts / static_cast<double>(tokens_in_use(c)));
   return loss;
 }
 
@@ -244,9 +258,17 @@ TEST_CASE_TEMPLATE("losses over several scopes are added, and counted by themsel
   const auto device = D::make(2);
   for (Case c :
        {Case{.balance = {{Scope::micro_batch, 0.25}, {Scope::sequence, 0.5}}},
-        Case{.balance = {{Scope::sequence, 0.5}, {Scope::global_batch, 0.1}, {Scope::micro_batch, 1}}}}) {
+        Case{.balance = {{Scope::sequence, 0.5}, {Scope::global_batch, 0.1}, {Scope::micro_batch, 1}}},
+        Case{.balance = {{Scope::sequence, 0.5}, {Scope::global_batch, 0.1}, {Scope::micro_batch, 1}},
+        .padded = true}}) {
     const Result plain = run(*device, c);
     check_losses(c, plain);
+    // Padding gets nothing from the experts, and has no gradient.
+    const auto padding = padding_of(c);
+    for (size_t t = 0; t < padding.size(); ++t)
+      for (size_t i = 0; padding[t] != 0 && i < kHidden; ++i)
+        for (size_t m = 0; m < kMicroBatches; ++m)
+          CHECK((plain.y[m][t * kHidden + i] == 0 && plain.dx[m][t * kHidden + i] == 0));
     c.recomputes = true;
     CHECK((run(*device, c) == plain));
   }

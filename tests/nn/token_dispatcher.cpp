@@ -64,6 +64,8 @@ struct Case {
   bool pads = false;
   // All tokens choose the first two experts.
   bool one_sided = false;
+  // Every third token is padding, on rank 1 all are.
+  bool padded = false;
   int64_t experts_of_rank = 2;
   // Adapters of the experts with dropout: none, of the fused layers, of gate, up and fc2.
   enum class Adapters : uint8_t { none, fused, parts } adapters = Adapters::none;
@@ -143,6 +145,12 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
   nn::TokenContext tokens;
   tokens.batch = 1, tokens.seq = c.tokens;
   tokens.training = true;
+  tokens.tokens = c.tokens * comm::ranks_of(parallel.context.group);
+  if (c.padded) {
+    std::vector<int32_t> padding;
+    for (int64_t i = 0; i < c.tokens; ++i) padding.push_back(i % 3 == 1 || world().rank() == 1 ? 1 : 0);
+    tokens.padding = Tensor::from_host<int32_t>(device, {c.tokens}, padding);
+  }
   if (adapters_of(c)) {
     std::vector<int64_t> ids;
     for (int64_t i = 0; i < c.tokens; ++i) ids.push_back((int64_t{world().rank()} << 40) + (i << 24) + 5 * i);
@@ -199,6 +207,7 @@ void check_case(Device& device, const ExpertLayout& layout, const Case& c) {
   CAPTURE(c.capacity.value_or(0));
   CAPTURE(c.pads);
   CAPTURE(c.one_sided);
+  CAPTURE(c.padded);
   CAPTURE(c.experts_of_rank);
   CAPTURE(static_cast<int>(c.adapters));
   const nn::Parallel parallel = layout.parallel();
@@ -221,6 +230,8 @@ std::vector<Case> cases() {
           {.recomputes = true, .overlaps = true},
           {.one_sided = true},
           {.bias = true, .recomputes = true, .one_sided = true, .experts_of_rank = 3},
+          {.padded = true},
+          {.overlaps = true, .capacity = 0.75, .padded = true},
           {.experts_of_rank = 1},
           {.adapters = Case::Adapters::fused},
           {.recomputes = true, .overlaps = true, .adapters = Case::Adapters::parts},
@@ -276,9 +287,9 @@ TEST_CASE("both dispatchers give the same layer without a capacity") {
   const auto device = test::Cpu::make(1);
   for (const int tensor : tensor_ranks()) {
     const ExpertLayout layout(tensor);
-    for (const Case& made :
-         {Case{}, Case{.bias = true}, Case{.one_sided = true}, Case{.adapters = Case::Adapters::fused},
-          Case{.one_sided = true, .adapters = Case::Adapters::parts}}) {
+    for (const Case& made : {Case{}, Case{.bias = true}, Case{.one_sided = true}, Case{.padded = true},
+                             Case{.adapters = Case::Adapters::fused},
+                             Case{.one_sided = true, .adapters = Case::Adapters::parts}}) {
       Case c = made;
       const int64_t experts = 2 * layout.parallel().experts.expert->size();
       const Result exchanged = run(*device, layout.parallel(), c, experts, false);

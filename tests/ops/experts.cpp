@@ -143,23 +143,25 @@ TEST_CASE("losses of the router, attached to a value that passes") {
       OpCase c{.inputs = {random_value({tokens, experts}, 4, 3), random_value({tokens, 2}, 5)}};
       c.output_gradients = {rounded(testing::random_values(2 * tokens, 6), DType::f32)};
       c.output_gradients[0][0] = 1;
-      const double factor = ops::balance_factor(0.5, experts, topk, segments.rows, segments.count);
-      CHECK(factor == doctest::Approx(0.5 * experts / (topk * std::pow(segments.rows, 2) * segments.count)));
+      const double factor = 0.125;
+      const std::vector<int32_t> padding = {0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 0, 1};
       check_op(
           "losses", c,
           [&](Tape& t, Vars x, const Handles&) {
-            const Tensor choices = ops::choose_experts(t, x[0].value, {.topk = topk, .score = score});
+            const Tensor mask = Tensor::from_host<int32_t>(t.device(), {tokens}, padding);
+            const Tensor choices = ops::choose_experts(t, x[0].value, {.topk = topk, .score = score}, mask);
             const Tensor counts = ops::count_choices(t, choices, experts, segments);
-            const Var balance = ops::balance_loss(t, x[0], counts, score, segments, factor);
-            const Var z = ops::z_loss(t, x[0], 1e-2);
+            const Var balance = ops::balance_loss(t, x[0], counts, score, segments, factor, mask);
+            const Var z = ops::z_loss(t, x[0], 1e-2, mask);
             const Tensor three = Tensor::from_host<float>(t.device(), {1}, std::vector<float>{3});
             return Vars{ops::attach_loss(t, ops::attach_loss(t, x[1], balance), z, three)};
           },
           [&](const auto& x, const auto&) {
             using L = std::decay_t<decltype(x)>;
             using S = typename L::value_type::value_type;
-            const auto choices = reference::choose(
-                {.tokens = tokens, .experts = experts, .topk = topk, .score = score}, real_parts(x[0]), {});
+            const auto choices =
+                reference::choose({.tokens = tokens, .experts = experts, .topk = topk, .score = score},
+                                  real_parts(x[0]), {}, padding);
             const Vec<double> counts = reference::choice_counts(choices, topk, segments, experts);
             const auto sum = [&](kernels::RouterLoss::Kind kind, double by) {
               S total{};
@@ -168,7 +170,7 @@ TEST_CASE("losses of the router, attached to a value that passes") {
                                 .tokens = tokens,
                                 .experts = experts,
                                 .segments = segments},
-                                                       x[0], counts))
+                                                       x[0], counts, padding))
                 total += v * by;
               return total;
             };
@@ -439,6 +441,8 @@ TEST_CASE("impossible routers and permutations are refused") {
   CHECK_THROWS(ops::route(tape, logits, {.topk = 5, .groups = 4, .group_topk = 2}));
   CHECK_THROWS(ops::route(tape, {Tensor::zeros(*device, {3, 8}, DType::bf16)}, {}));
   CHECK_THROWS(ops::route(tape, logits, {.topk = 2}, Tensor::zeros(*device, {7})));
+  CHECK_THROWS(ops::route(tape, logits, {.topk = 2}, {}, Tensor::zeros(*device, {4}, DType::i32)));
+  CHECK_THROWS(ops::z_loss(tape, logits, 1, Tensor::zeros(*device, {2}, DType::i32)));
   const Tensor experts = ops::route(tape, logits, {.topk = 2}).experts;
   CHECK_THROWS(ops::count_choices(tape, experts, 8, {1, 2, 0}));
   CHECK_THROWS(ops::plan_permutation(tape, experts, {}, {.experts = 8, .pad_to_capacity = true}));

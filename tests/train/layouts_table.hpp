@@ -701,6 +701,17 @@ inline constexpr Layout kLayouts[] = {
     {4, true, "moe_empty", EXCHANGED("4") "dist.tp=2 dist.sp=true dist.etp=1"},
     {4, false, "moe_empty", EXCHANGED("4") SHARD "optim_grads_params " BF16},
     {8, false, "moe_collapsed", EXCHANGED("4") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+    // Padding behind samples, which no expert gets.
+    {2, true, "moe_padded", EXCHANGED("2")},
+    {2, false, "moe_padded", "dist.tp=2"},
+    {2, false, "moe_padded", "dist.tp=2 dist.sp=true " FULL},
+    {2, false, "moe_padded", "dist.cp=2 " IN_GROUPS},
+    {2, false, "moe_padded", "dist.pp=2 " TWO_LOSSES},
+    {2, false, "moe_padded", EP("2") TWO_LOSSES SHARD "optim_grads"},
+    {2, false, "moe_padded", EXCHANGED("2") PADDED},
+    {2, false, "moe_padded", EXCHANGED("2") SIMULATED},
+    {4, true, "moe_padded", EXCHANGED("2") "dist.tp=2 dist.sp=true " SHARD "optim_grads_params"},
+    {4, false, "moe_padded", EXCHANGED("2") "dist.cp=2 dist.pp=2 " BF16},
 };
 
 }  // namespace capstan::test

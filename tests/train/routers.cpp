@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/json.hpp"
+#include "base/philox.hpp"
 #include "comm/reduce.hpp"
 #include "runs.hpp"
 #include "support/running.hpp"
@@ -121,6 +122,86 @@ TEST_CASE("every layout reports the same loads and losses of the routers") {
       CHECK(routers[i].load == expected[i].load);
       CHECK(routers[i].balance_loss == doctest::Approx(expected[i].balance_loss).epsilon(1e-5));
       CHECK(routers[i].z_loss == doctest::Approx(expected[i].z_loss).epsilon(1e-5));
+    }
+  }
+}
+
+namespace {
+
+// Rows of 16 tokens, alone or followed by padding of `padding` positions, as fine-tuning data has them.
+class Samples final : public data::Dataset {
+ public:
+  static constexpr int64_t kTokens = 16;
+  explicit Samples(int64_t padding) : padding_(padding) {}
+  int64_t sequence_length() const override { return kTokens + padding_; }
+  int64_t samples() const override { return data::SampleSource::kEndless; }
+  int64_t epoch_samples() const override { return 64; }
+  void row(int64_t number, const data::RowView& out) const override {
+    PhiloxSequence random(philox_key(3, purpose::test, static_cast<uint64_t>(number)));
+    std::vector<int32_t> text(static_cast<size_t>(sequence_length() + 1), 7);
+    for (size_t i = 0; i <= kTokens; ++i) text[i] = static_cast<int32_t>(random.below(61));
+    data::fill_row(text, {}, out);
+    std::fill(out.loss_mask.begin() + kTokens, out.loss_mask.end(), 0.0f);
+    if (padding_ == 0) return;
+    *out.cu_seqlens = {0, kTokens, static_cast<int32_t>(sequence_length())};
+    *out.length = kTokens;
+  }
+  std::string fingerprint() const override { return "samples"; }
+
+ private:
+  int64_t padding_;
+};
+
+StepResult second_step(config::Config config, int64_t padding) {
+  config.model.seq_length = Samples::kTokens + padding;
+  Running r(config);
+  r.loader = std::make_unique<data::Loader>(std::make_shared<Samples>(padding), r.runner.loader_options());
+  (void)r.step();
+  return r.step();
+}
+
+}  // namespace
+
+// The same samples with padding behind them and without.
+TEST_CASE("padding changes no load and no loss of the routers, on any layout") {
+  using config::RouterBalancing;
+  const int size = world().size();
+  config::Config two_losses = router_config(), of_global_batch = router_config(), biased = router_config();
+  two_losses.train.micro_batch_size = 2;
+  two_losses.model.moe_router_load_balancing_type =
+      config::OneOrMore(std::vector{RouterBalancing::aux_loss, RouterBalancing::seq_aux_loss});
+  two_losses.model.moe_aux_loss_coeff = config::OneOrMore(std::vector{kBalance, 2 * kBalance});
+  of_global_batch.model.moe_router_load_balancing_type = RouterBalancing::global_aux_loss;
+  biased.model.moe_router_score_function = config::RouterScore::sigmoid;
+  biased.model.moe_router_enable_expert_bias = true;
+  for (const config::Config& of_data : {two_losses, of_global_batch, biased}) {
+    const StepResult expected = second_step(of_data, 0);
+    std::vector<config::Config> layouts = {of_data};
+    if (size > 1) {
+      layouts.resize(5, of_data);
+      layouts[1].dist.tensor_model_parallel_size = 2, layouts[1].dist.sequence_parallel = true;
+      layouts[1].dist.data_parallel_size = size / 2;
+      layouts[2].dist.context_parallel_size = 2, layouts[2].dist.data_parallel_size = size / 2;
+      layouts[3].dist.expert_model_parallel_size = 2, layouts[3].dist.expert_data_parallel_size = size / 2;
+      layouts[4].dist.pipeline_model_parallel_size = 2;
+      layouts[4].dist.data_parallel_size = layouts[4].dist.expert_data_parallel_size = size / 2;
+    }
+    for (const config::Config& layout : layouts) {
+      CAPTURE(&layout - layouts.data());
+      // The load of the global batch so far depends on how many micro-batches are computed together.
+      if (of_data.model.moe_router_load_balancing_type == RouterBalancing::global_aux_loss &&
+          layout.dist.data_parallel_size != size)
+        continue;
+      const StepResult padded = second_step(layout, 8);
+      CHECK(padded.loss == doctest::Approx(expected.loss).epsilon(1e-5));
+      CHECK(padded.gradient_norm == doctest::Approx(expected.gradient_norm).epsilon(1e-5));
+      REQUIRE(padded.routers.size() == expected.routers.size());
+      for (size_t i = 0; i < expected.routers.size(); ++i) {
+        CHECK(padded.routers[i].load == expected.routers[i].load);
+        CHECK(padded.routers[i].balance_loss ==
+              doctest::Approx(expected.routers[i].balance_loss).epsilon(1e-5));
+        CHECK(padded.routers[i].z_loss == doctest::Approx(expected.routers[i].z_loss).epsilon(1e-5));
+      }
     }
   }
 }

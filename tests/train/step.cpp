@@ -348,6 +348,8 @@ TEST_CASE("micro-batches arrive as they are, from buffers that are free again wh
     micro.cu_seqlens.assign(kRows, documents ? std::vector<int32_t>{0, 7, 20} : std::vector<int32_t>{0, 20});
     for (int64_t row = 0; row < kRows; ++row)
       micro.sample_ids.push_back(static_cast<uint64_t>(100 * seed + row));
+    // With documents the second one of a row is padding, but for the first row.
+    if (documents) micro.lengths = {20, 7, 7};
     return micro;
   };
   for (const bool patient : {false, true})
@@ -374,7 +376,9 @@ TEST_CASE("micro-batches arrive as they are, from buffers that are free again wh
           CHECK((view->address() - batch.tokens.address()) % 64 == 0);
         CHECK(batch.document_start.defined() == (m % 2 == 1));
         CHECK(batch.dropout_rows.defined() == (m > 1));
-        std::vector<int32_t> tokens, labels, ids, starts;
+        CHECK(batch.padding.defined() == (m % 2 == 1));
+        CHECK(batch.tokens_in_use == (m % 2 == 1 ? 34 : 0));
+        std::vector<int32_t> tokens, labels, ids, starts, padding;
         std::vector<float> mask;
         std::vector<int64_t> rows;
         for (int64_t row = 0; row < kRows; ++row)
@@ -385,6 +389,7 @@ TEST_CASE("micro-batches arrive as they are, from buffers that are free again wh
             ids.push_back(micro.position_ids[at]);
             mask.push_back(micro.loss_mask[at] * (m == 3 ? 8.0f : 1.0f));
             starts.push_back(p < 7 ? 0 : 7);
+            padding.push_back(row > 0 && p >= 7 ? 1 : 0);
             rows.push_back((100 * m + row) * (int64_t{1} << 24) + p);
           }
         CHECK(batch.tokens.to_host<int32_t>() == tokens);
@@ -392,6 +397,7 @@ TEST_CASE("micro-batches arrive as they are, from buffers that are free again wh
         CHECK(batch.positions.to_host<int32_t>() == ids);
         CHECK(batch.loss_mask.to_host<float>() == mask);
         if (m % 2 == 1) CHECK(batch.document_start.to_host<int32_t>() == starts);
+        if (m % 2 == 1) CHECK(batch.padding.to_host<int32_t>() == padding);
         if (m > 1) CHECK(batch.dropout_rows.to_host<int64_t>() == rows);
         const models::Batch once = upload(*device, micro, m > 1, shard);
         CHECK(once.tokens.to_host<int32_t>() == tokens);

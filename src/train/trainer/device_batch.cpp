@@ -57,6 +57,9 @@ class PackedBatch {
       bytes_ = round_up(bytes_ + size_of_cu_seqlens(), 64);
     }
     if (dropout_rows) dropout_rows_ = add(8);
+    for (const int32_t length : batch.lengths) tokens_in_use_ += length;
+    const bool padded = !batch.lengths.empty() && tokens_in_use_ < batch.rows * batch.sequence_length;
+    if (padded) padding_ = add(4);
     later_.resize(static_cast<size_t>(mtp.depths));
     for (LaterOffsets& later : later_) {
       for (int64_t* offset : {&later.tokens, &later.labels, &later.loss_mask}) *offset = add(4);
@@ -81,6 +84,10 @@ class PackedBatch {
     if (dropout_rows_ >= 0)
       fill<int64_t>(to + dropout_rows_, [this](int64_t row, int64_t p) {
         return static_cast<int64_t>(batch_.sample_ids[static_cast<size_t>(row)] << 24) + p;
+      });
+    if (padding_ >= 0)
+      fill<int32_t>(to + padding_, [this](int64_t row, int64_t p) {
+        return p >= batch_.lengths[static_cast<size_t>(row)] ? 1 : 0;
       });
     for (size_t i = 0; i < later_.size(); ++i) {
       const data::LaterTokens later = data::later_tokens(batch_, static_cast<int64_t>(i + 1));
@@ -107,6 +114,8 @@ class PackedBatch {
     result.positions = view(position_ids_, DType::i32);
     result.document_start = view(document_start_, DType::i32);
     result.dropout_rows = view(dropout_rows_, DType::i64);
+    result.padding = view(padding_, DType::i32);
+    result.tokens_in_use = tokens_in_use_;
     for (const LaterOffsets& later : later_)
       result.later.push_back({view(later.tokens, DType::i32), view(later.labels, DType::i32),
                               view(later.loss_mask, DType::f32), view(later.positions, DType::i32)});
@@ -156,7 +165,9 @@ class PackedBatch {
   int64_t elements_, bytes_ = 0;
   // Offsets; -1: absent.
   int64_t tokens_ = -1, labels_ = -1, loss_mask_ = -1, position_ids_ = -1, document_start_ = -1,
-          dropout_rows_ = -1;
+          dropout_rows_ = -1, padding_ = -1;
+  // Of all rows; 0: the batch does not say.
+  int64_t tokens_in_use_ = 0;
   // Empty without documents.
   std::vector<int32_t> cu_seqlens_;
   int64_t cu_seqlens_offset_ = 0;

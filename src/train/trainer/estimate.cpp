@@ -62,13 +62,15 @@ StepCounts counts_of(const Device& device, const comm::Mesh& mesh) {
   return counts;
 }
 
-// A micro-batch of zeros. documents: includes the starts of documents, which need memory too.
-data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
+// A micro-batch of zeros. documents, padding: includes the starts of documents, and which positions are
+// padding, which need memory too.
+data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents, bool padding) {
   data::MicroBatch shape = data::MicroBatch::zeros(rows, seq);
   shape.sample_ids.resize(static_cast<size_t>(rows));
   const auto end = static_cast<int32_t>(seq);
   shape.cu_seqlens.assign(static_cast<size_t>(rows),
                           documents ? std::vector<int32_t>{0, 0, end} : std::vector<int32_t>{0, end});
+  if (padding) shape.lengths.assign(static_cast<size_t>(rows), end - 1);
   return shape;
 }
 
@@ -154,9 +156,9 @@ class MetaTrainer {
  private:
   bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
   MicroBatchRunner::Source source_of(int64_t rows) const {
-    const bool documents =
-        config_.dataset.kind == config::DatasetKind::sft || config_.dataset.reset_attention_mask;
-    return [batch = shape_only(rows, config_.model.seq_length, documents)](
+    const bool samples = config_.dataset.kind == config::DatasetKind::sft;
+    const bool documents = samples || config_.dataset.reset_attention_mask;
+    return [batch = shape_only(rows, config_.model.seq_length, documents, samples)](
                int64_t) -> const data::MicroBatch& { return batch; };
   }
 
