@@ -4,12 +4,26 @@
 #
 #   scripts/tidy.sh              every source that git knows below src/ and kernels/
 #   scripts/tidy.sh FILE…        these
-#   scripts/tidy.sh --since REV  what has changed since that revision
+#   scripts/tidy.sh --since REV  what has changed since that revision; for a changed header a source that
+#                                includes it, that of its name first
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case "${1:-}" in
-  -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  --since) mapfile -t files < <(git diff --name-only --diff-filter=d "$2" -- 'src/*.cpp' 'kernels/*.cpp') ;;
+  -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  --since)
+    changed() { git diff --name-only --diff-filter=d "$since" -- "$@"; }
+    since=$2
+    mapfile -t files < <({
+      changed 'src/*.cpp' 'kernels/*.cpp'
+      changed 'src/*.hpp' 'kernels/*.hpp' 'include/*.hpp' | while read -r header; do
+        named=${header#src/}
+        if [ -f "${header%.hpp}.cpp" ]; then
+          echo "${header%.hpp}.cpp"
+        else
+          git grep -lF "#include \"${named#include/}\"" -- 'src/*.cpp' 'kernels/*.cpp' | head -n 1
+        fi
+      done
+    } | sort -u) ;;
   '') mapfile -t files < <(git ls-files 'src/*.cpp' 'kernels/*.cpp') ;;
   *) files=("$@") ;;
 esac

@@ -277,10 +277,9 @@ class LayerClock {
                                 ? dispatch_seconds(c_, ep_, bytes / real(e.topk), e.topk, e.group_topk)
                                 : collective_seconds(c_, ep_, Collective::all_to_all, bytes));
     const auto add_pass = [&](WorkTime& pass, const WorkTime& before) {
-      const double exposed = s_.overlap_ep ? std::max(kVisibleExchange * one, one - pass.compute())
-                             : s_.overlap_shared
-                                 ? std::max(0.0, one - (pass.compute() - before.compute()))
-                                 : one;
+      const double exposed = s_.overlap_ep       ? std::max(kVisibleExchange * one, one - pass.compute())
+                             : s_.overlap_shared ? std::max(0.0, one - (pass.compute() - before.compute()))
+                                                 : one;
       pass.expert += exposed, pass.expert_hidden += one - exposed;
     };
     add_pass(time_.forward, before_shared.forward);
