@@ -113,7 +113,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& opti
   state_->dataset = std::move(dataset);
   state_->options = options;
   if (options.num_workers == 0) return;
-  state_->slots.resize(static_cast<size_t>(2 * options.num_workers));
+  state_->slots.resize(2 * static_cast<size_t>(options.num_workers));
   try {
     for (int i = 0; i < options.num_workers; ++i)
       state_->workers.emplace_back([state = state_.get()] { state->work(); });

@@ -193,7 +193,7 @@ nn::TokenContext DecoderModel::token_context(Tape& tape, const Batch& batch,
 }
 
 Tensor DecoderModel::loss_weight_sum(Tape& tape, const Batch& batch) const {
-  const Tensor sum = Tensor::zeros(tape.device(), {1});
+  Tensor sum = Tensor::zeros(tape.device(), {1});
   ops::add_column_sum(batch.loss_mask.view({batch.batch * batch.seq, 1}), sum);
   if (comm::ranks_of(parallel_.context.group) > 1)
     comm::all_reduce_sum_any(*parallel_.context.group, sum, "loss tokens");

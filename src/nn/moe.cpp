@@ -146,8 +146,8 @@ Tensor Moe::count_choices(Tape& tape, const Tensor& experts, const kernels::Toke
 }
 
 Tensor Moe::load_of_batch(Tape& tape, const Tensor& experts, const TokenContext& context) const {
-  const Tensor counts = count_choices(tape, experts, ops::one_segment(experts.size(0)),
-                                      parallel_.data ? parallel_.data : parallel_.context.group);
+  Tensor counts = count_choices(tape, experts, ops::one_segment(experts.size(0)),
+                                parallel_.data ? parallel_.data : parallel_.context.group);
   if (!context.router_statistics) return counts;
   return ops::copy_of(context.router_statistics->add_to_batch(layer_, counts));
 }

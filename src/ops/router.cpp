@@ -134,7 +134,7 @@ Tensor count_choices(Tape& tape, const Tensor& experts, int64_t of_experts,
   Device& device = tape.device();
   CAPSTAN_ASSERT(experts.rank() == 2, "count_choices: experts " + experts.text());
   check_segments("count_choices", segments, experts.size(0));
-  const Tensor counts = Tensor::empty(device, {segments.count, of_experts});
+  Tensor counts = Tensor::empty(device, {segments.count, of_experts});
   launch(device, router_of(device).count, experts, experts.size(0), experts.size(1), segments, of_experts,
          counts);
   return counts;
