@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every commit that README, docs or bench cite beside a figure must be an ancestor of this one: a reader can
 # check it out and measure again, and rates must have one near them, with processor and command. A citation is
-# a word of 7 to 40 hexadecimal digits, at least one of them a letter.
+# a word of 7 to 40 hexadecimal digits, at least one of them a letter unless `commit` stands before it.
 #
 #   scripts/figures.sh
 set -euo pipefail
@@ -15,13 +15,15 @@ fi
 others='^(3f9c1a7e|5d1f20aa|4dfe5442)$'
 bad=0 seen=0
 while IFS=: read -r file line commit; do
-  [[ "$commit" == *[a-f]* && ! "$commit" =~ $others ]] || continue
+  [[ "$commit" == *ommit\ * || "$commit" == *[a-f]* ]] || continue
+  commit=${commit##* }
+  [[ ! "$commit" =~ $others ]] || continue
   seen=$((seen + 1))
   git merge-base --is-ancestor "$commit" HEAD 2>/dev/null && continue
   echo "$file:$line: no commit $commit in this history" >&2
   bad=1
 done < <(git ls-files -z README.md CONTRIBUTING.md 'docs/*.md' 'bench/*.md' |
-  xargs -0 grep -noHwE '[0-9a-f]{7,40}')
+  xargs -0 grep -noHwE '([Cc]ommit )?[0-9a-f]{7,40}')
 # A rate, or a ratio to PyTorch, is within 80 lines of a commit beside which (4 lines) a processor is named,
 # and near which (30 lines) a command stands.
 while read -r file; do

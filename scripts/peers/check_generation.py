@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""llama.cpp runs what Capstan exports: python3 scripts/peers/check_llama_cpp.py [--capstan CAPSTAN] [--keep
-DIRECTORY]
+"""llama.cpp and Transformers run what Capstan exports: python3 scripts/peers/check_generation.py [--capstan
+CAPSTAN] [--keep DIRECTORY]
 
 Small chat models of three families are trained until they know eight conversations, and are written as GGUF
-(f32). llama.cpp's server (package xllamacpp, CPU) loads each file. Compared with Capstan: the ids of texts,
+(f32) and as a directory of Transformers. llama.cpp's server (package xllamacpp, CPU) loads each file, and
+Transformers' AutoTokenizer and AutoModelForCausalLM each directory. Compared with Capstan: the ids of texts,
 the length of the rendered chats, greedy answers, and that generation ends by itself at the token that ends an
-answer. Tokenizers: byte-level BPE and SentencePiece. Needs xllamacpp and sentencepiece.
+answer. Tokenizers: byte-level BPE and SentencePiece. Needs xllamacpp, sentencepiece, torch and transformers.
 About two minutes on two cores.
 """
 
@@ -17,6 +18,8 @@ import tempfile
 import urllib.request
 
 import sentencepiece
+import torch
+import transformers
 import xllamacpp
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -101,6 +104,7 @@ def make_model(home, name):
     (home / "recipe.yaml").write_text(json.dumps(recipe))
     capstan(home, "train", "recipe.yaml", "--run-dir", "run")
     capstan(home, "convert", "run", "gguf:model.gguf", "--type", "f32")
+    capstan(home, "convert", "run", "hf:hf")
 
 
 def load(path):
@@ -124,7 +128,26 @@ def ids_here(home, texts):
     return [json.loads(line)["ids"] for line in lines]
 
 
-def check(name, home, server):
+class Transformers:
+    """What Transformers makes of an exported directory, without a word about where to stop."""
+
+    def __init__(self, path):
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+    def answer(self, question):
+        """The text, the tokens of the prompt and of the answer, and whether its last one ends it."""
+        prompt = self.tokenizer.apply_chat_template([dict(role="user", content=question)],
+                                                    add_generation_prompt=True, return_tensors="pt",
+                                                    return_dict=True)
+        length = prompt["input_ids"].shape[1]
+        ids = self.model.generate(**prompt, max_new_tokens=60, do_sample=False)[0, length:]
+        ends = self.model.generation_config.eos_token_id
+        return (self.tokenizer.decode(ids, skip_special_tokens=True).strip(), length, len(ids),
+                int(ids[-1]) in (ends if isinstance(ends, list) else [ends]))
+
+
+def check(name, home, server, peer):
     for text, here in zip(TEXTS, ids_here(home, TEXTS), strict=True):
         there = ask(server, "/tokenize", content=text, add_special=False, parse_special=True)["tokens"]
         assert here == there, f"{name}: ids of {text!r}: {here} here, {there} there"
@@ -141,9 +164,12 @@ def check(name, home, server):
                     (here["ended"], there["stop_type"] == "eos", True)]
         assert all(len(set(values)) == 1 for values in compared), (
             f"{name}: {question!r}: {compared} (here, there)")
+        answered = peer.answer(question)
+        assert answered == (answer, here["prompt_tokens"], here["tokens"], True), (
+            f"{name}: {question!r}: {here} here, {answered} by Transformers")
         tokens += len(there["tokens"])
-    print(f"{name}: {len(TEXTS)} texts with the same ids; {len(CHATS)} answers, {tokens} tokens, the same, "
-          "each ended by its end token", flush=True)
+    print(f"{name}: {len(TEXTS)} texts with the same ids; {len(CHATS)} answers, {tokens} tokens, the same by "
+          "llama.cpp and Transformers, each ended by its end token", flush=True)
 
 
 def main():
@@ -152,7 +178,7 @@ def main():
             home = (KEEP or pathlib.Path(scratch)) / name
             home.mkdir(parents=True)
             make_model(home, name)
-            check(name, home, load(home / "model.gguf"))
+            check(name, home, load(home / "model.gguf"), Transformers(home / "hf"))
 
 
 main()
