@@ -143,8 +143,9 @@ class Transformers:
         length = prompt["input_ids"].shape[1]
         ids = self.model.generate(**prompt, max_new_tokens=60, do_sample=False)[0, length:]
         ends = self.model.generation_config.eos_token_id
-        return (self.tokenizer.decode(ids, skip_special_tokens=True).strip(), length, len(ids),
-                int(ids[-1]) in (ends if isinstance(ends, list) else [ends]))
+        ended = int(ids[-1]) in (ends if isinstance(ends, list) else [ends])
+        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
+        return text.strip(), length, len(ids), ended
 
 
 def check(name, home, server, peer):
