@@ -20,7 +20,8 @@ case "${1:-}" in
         if [ -f "${header%.hpp}.cpp" ]; then
           echo "${header%.hpp}.cpp"
         else
-          git grep -lF "#include \"${named#include/}\"" -- 'src/*.cpp' 'kernels/*.cpp' | head -n 1
+          # None may include it, and `head` may end first.
+          git grep -lF "#include \"${named#include/}\"" -- 'src/*.cpp' 'kernels/*.cpp' | head -n 1 || true
         fi
       done
     } | sort -u) ;;
