@@ -46,6 +46,8 @@ for i, trial in enumerate(json.load(open(sweep / "plan.json"))["trials"]):
             rows.write(json.dumps({"step": 10 * row, "loss": loss, "grad_norm": 1.0, "learning_rate": 1e-3,
                                    "tokens_per_second": 40000 / layers + random.gauss(0, 200),
                                    "step_seconds": 0.1, "memory_bytes": int(6e7 * layers)}) + "\n")
+            if row % 40 == 0:  # trials are ranked by their validation
+                rows.write(json.dumps({"step": 10 * row, "event": "validation", "loss": loss + 0.2}) + "\n")
     result = {"state": state, "reason": reason, "seconds": 100 + 9 * layers}
     (place / "attempts" / "1" / "result.json").write_text(json.dumps(result))
     (place / "state").write_text(state + "\n")
@@ -83,9 +85,6 @@ for i, trial in enumerate(json.load(open(sweep / "plan.json"))["trials"][:6]):
     with open(run / "metrics.jsonl", "w") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
-        for row in rows[39::40]:
-            validation = {"step": row["step"], "event": "validation", "loss": row["loss"] + 0.2}
-            file.write(json.dumps(validation) + "\n")
     (run / "run.json").write_text(json.dumps({
         "schema": "capstan.run/1", "id": f"{i:016x}", "recipe": "quickstart", "checkpoints": "checkpoints",
         "created": "2026-01-31T12:34:56Z", "started": "2026-01-31T12:34:56Z", "ended": "",
@@ -102,11 +101,12 @@ look() { # NAME
   chromium "${options[@]}" --screenshot="$dir/$name.png" "file://$page" 2>"$dir/$name.log" >/dev/null
   chromium "${options[@]}" --window-size=500,2300 --blink-settings=preferredColorScheme=0 \
     --screenshot="$dir/$name-narrow-dark.png" "file://$page" 2>>"$dir/$name.log" >/dev/null
-  # From the start of the load to the first complete picture; the shortest of five,
-  # because other work on the machine counts too.
+  # From the start of the load to the first complete picture; the shortest of five, because other work on
+  # the machine counts too. Without a budget of time Chromium may write a small page before its first frame.
   local drawn='' size
   for _ in 1 2 3 4 5; do
-    chromium "${options[@]}" --timeout=5000 --dump-dom "file://$page" 2>>"$dir/$name.log" >"$dir/$name.dom"
+    chromium "${options[@]}" --virtual-time-budget=5000 --dump-dom "file://$page" 2>>"$dir/$name.log" \
+      >"$dir/$name.dom"
     drawn=$({ echo "$drawn"; sed -n 's/.*data-drawn-ms="\([0-9]*\)".*/\1/p' "$dir/$name.dom" | head -1; } |
       grep . | sort -n | head -1 || true)
     [ "${drawn:-9999}" -lt 1000 ] && break
