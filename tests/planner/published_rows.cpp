@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "base/file.hpp"
 #include "base/text.hpp"
@@ -103,6 +104,28 @@ RunShape shape_of(const PublishedRow& row, bool gated) {
   s.recompute.full = row.text("recompute").starts_with("full");
   split_evenly(s);
   return s;
+}
+
+double mean_after_one(const std::map<std::string, std::vector<double>>& ratios, const std::string& name) {
+  double sum = 0, worst = 0;
+  size_t predicted = 0;
+  for (const auto& [key, of_key] : ratios) {
+    if (of_key.size() < 2) continue;
+    double errors = 0;
+    for (size_t i = 0; i < of_key.size(); ++i)
+      for (size_t k = 0; k < of_key.size(); ++k) {
+        const double error = std::abs(of_key[k] / of_key[i] - 1);
+        errors += error, worst = std::max(worst, error);
+      }
+    const auto choices = static_cast<double>(of_key.size());
+    MESSAGE(key, ": ", of_key.size(), " rows, mean after one of them ",
+            100 * errors / (choices * (choices - 1)), " %");
+    sum += errors / choices, predicted += of_key.size() - 1;
+  }
+  const double mean = sum / static_cast<double>(predicted);
+  MESSAGE(name, " after one row of each: ", predicted, " rows, mean ", 100 * mean, " %, largest ",
+          100 * worst, " %");
+  return mean;
 }
 
 }  // namespace capstan::planner::test

@@ -36,4 +36,9 @@ std::vector<PublishedRow> published_rows(const std::string& file);
 // gated model has none of them.
 RunShape shape_of(const PublishedRow& row, bool gated);
 
+// Predicted by measured time of rows, by a key such as GPU and format. The mean error of the other rows of
+// a key after one of them has set its factor: the mean over every choice of that one, so that no choice can
+// flatter. Prints it for each key, after `name`.
+double mean_after_one(const std::map<std::string, std::vector<double>>& ratios, const std::string& name);
+
 }  // namespace capstan::planner::test
