@@ -52,7 +52,8 @@ Framework calibrate(const std::vector<SweptLayout>& layouts) {
   double aa = 0, a1 = 0, ay = 0, n = 0, y1 = 0;
   int rows = 0;
   for (const auto& [row, shape, bytes] : layouts) {
-    if (row.text("model") != "Llama-like 1B" || !row.has("mem_gb") || shape.pp > 1 || shape.gpus() > 16) continue;
+    if (row.text("model") != "Llama-like 1B" || !row.has("mem_gb") || shape.pp > 1 || shape.gpus() > 16)
+      continue;
     const MemoryShape memory = memory_by_rank(shape).front();
     const double measured = row.number("mem_gb") * kGiB, weight = 1 / (measured * measured);
     const double a = memory.activations, y = measured - (memory.total() - a);
@@ -77,8 +78,8 @@ std::vector<SweptLayout> read_sweep() {
   const Framework framework = calibrate(layouts);
   for (SweptLayout& layout : layouts)
     for (const MemoryShape& memory : memory_by_rank(layout.shape))
-      layout.bytes = std::max(layout.bytes, memory.total() + (framework.factor - 1) * memory.activations +
-                                                framework.constant);
+      layout.bytes = std::max(
+          layout.bytes, memory.total() + (framework.factor - 1) * memory.activations + framework.constant);
   return layouts;
 }
 
