@@ -98,7 +98,7 @@ TEST_CASE("published steps of dense models on H100 are predicted without calibra
 }
 
 // V9 as asked for: a row of each GPU and format sets the factor of the others.
-TEST_CASE("published dense steps are predicted after one row of each GPU and format") {
+TEST_CASE("dense steps are predicted after one row of each GPU and format") {
   std::map<std::string, std::vector<double>> ratios;
   const auto add = [&](const PublishedRow& row, const std::string& cluster, const RunShape& shape) {
     const double ratio = step_time(shape, read_cluster(cluster)).seconds / measured_seconds(row);
