@@ -1,8 +1,6 @@
-// bf16 GEMMs on the processor's tile unit (Intel AMX): tiles of 16 rows of 64 bytes, of which one
-// instruction multiplies two and adds to a third of 16 x 16 fp32 sums.
+// The processor's tile unit (Intel AMX): tiles of 16 rows of 64 bytes, of which one instruction multiplies
+// two and adds to a third of 16 x 16 fp32 sums.
 #pragma once
-
-#include "kernels/gemm.hpp"
 
 // CAPSTAN_AMX_EMULATION compiles the same code for a test with an emulated tile unit
 // (tests/kernels/emulated_amx.hpp).
@@ -12,14 +10,8 @@
 
 namespace capstan::kernels {
 
-// True where GEMMs use the tile unit: cpu_level() is `amx`.
+// True where kernels use the tile unit: cpu_level() is `amx`.
 bool runs_amx();
-
-// C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive.
-// `planned`: a shape that is at least as large, whose chunks and workspace are used; that of all groups for a
-// group of a grouped GEMM. The tiling depends on the two shapes alone. Needs runs_amx().
-void amx_gemm(Context& c, const GemmShape& planned, const GemmShape& s, In a, In b, Out out, float beta);
-WorkspaceSize amx_workspace(const GemmShape& planned, DType out);
 
 namespace amx {
 // Configure and release the tile unit of the calling thread.

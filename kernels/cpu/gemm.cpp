@@ -1,7 +1,7 @@
 // GEMM with packed panels and a register-tiled kernel (gemm_core-inl.hpp); the tiling depends on the shape
-// alone. Packing widens bf16 and fp16 operands and dequantizes those with scales; bf16 runs on the AMX tile
-// unit (amx.hpp) or by oneDNN (onednn.hpp) where the processor multiplies bf16. The epilogue is a pass over
-// C.
+// alone. Packing widens bf16 and fp16 operands and dequantizes those with scales. Where the processor
+// multiplies bf16, such GEMMs run on its tile unit (packed_bf16.hpp), or without one by oneDNN (onednn.hpp),
+// and groups, whose sizes are new in each step, by packed_bf16.hpp too. The epilogue is a pass over C.
 #include "kernels/gemm.hpp"
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "kernels/cpu/dequantize.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/onednn.hpp"
+#include "kernels/cpu/packed_bf16.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/targets.hpp"
 
@@ -392,7 +393,7 @@ WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float alpha, float bet
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_workspace(s);
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_workspace(s);
   const bool native = native_types(a, c, alpha, beta);
-  if (native && runs_amx()) return amx_workspace(s, c);
+  if (native && runs_amx()) return packed_bf16_workspace(s, c);
   if (native && *native_bf16()) return native_workspace(s, c, beta);
   return GemmWorkspace(s, tiling_for(s, narrow), narrow).need();
 }
@@ -401,7 +402,8 @@ WorkspaceSize run_grouped_workspace(GemmShape s, GemmGroups, int64_t, GemmTypes 
                                     float beta) {
   const bool narrow = types.c != DType::f32;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0) return {};
-  if (native_types(types.a, types.c, alpha, beta) && runs_amx()) return amx_workspace(s, types.c);
+  if (native_types(types.a, types.c, alpha, beta) && runs_packed_bf16())
+    return packed_bf16_workspace(s, types.c);
   return GemmWorkspace(s, tiling_for(s, narrow), narrow).need();
 }
 
@@ -438,7 +440,7 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
   }
   const bool native = !few && native_types(a.dtype, out.dtype, alpha, beta);
   if (native && runs_amx()) {
-    amx_gemm(c, s, s, a, b, out, beta);
+    packed_bf16_gemm(c, s, s, a, b, out, beta);
   } else if (native && *native_bf16()) {
     native_gemm(c, s, a, b, out, beta);
   } else {
@@ -547,8 +549,8 @@ void run_grouped(Context& c, GemmShape planned, GemmGroups kind, const int64_t* 
       const ScaledMatrix x(a, planned.k, rows ? first : 0, rows ? 0 : first),
           w(b, planned.k, rows ? group * s.stride_b / s.k : 0, rows ? 0 : first);
       tiled_gemm(c, planned, s, &x, &w, y, alpha, beta);
-    } else if (native_types(a.dtype, out.dtype, alpha, beta) && runs_amx()) {
-      amx_gemm(c, planned, s, from_element(a, a_at), from_element(b, b_at), y, beta);
+    } else if (native_types(a.dtype, out.dtype, alpha, beta) && runs_packed_bf16()) {
+      packed_bf16_gemm(c, planned, s, from_element(a, a_at), from_element(b, b_at), y, beta);
     } else {
       at_element({a.data, a.dtype}, a_at, [&]<class T>(const T* left) {
         tiled_gemm(c, planned, s, left, static_cast<const T*>(b.data) + b_at, y, alpha, beta);

@@ -213,6 +213,7 @@ struct TileUnit {
 using __m512 = emulated::Register;
 using __m512i = emulated::Register;
 using __m512d = emulated::Register;
+using __m512bh = emulated::Register;
 using __m256i = std::array<uint16_t, 16>;
 using __mmask16 = uint16_t;
 using __mmask32 = uint32_t;
@@ -441,6 +442,18 @@ inline __m256i _mm512_cvtneps_pbh(const __m512& a) {
 inline __m512i _mm512_cvtne2ps_pbh(const __m512& high, const __m512& low) {
   const auto x = emulated::lanes<float>(low), y = emulated::lanes<float>(high);
   return emulated::each<uint16_t>([&](size_t i) { return emulated::to_bf16(i < 16 ? x[i] : y[i - 16]); });
+}
+
+// Adds the products of the odd values, then those of the even ones.
+inline __m512 _mm512_dpbf16_ps(const __m512& sums, const __m512bh& a, const __m512bh& b) {
+  const auto x = emulated::lanes<uint16_t>(a), y = emulated::lanes<uint16_t>(b);
+  const auto z = emulated::lanes<float>(sums);
+  return emulated::each<float>([&](size_t i) {
+    float sum = emulated::flushed(z[i]);
+    for (const size_t k : {2 * i + 1, 2 * i})
+      sum = emulated::flushed(sum + emulated::flushed(emulated::from_bf16(x[k]) * emulated::from_bf16(y[k])));
+    return sum;
+  });
 }
 
 // NOLINTEND(bugprone-reserved-identifier)

@@ -1,9 +1,10 @@
 // The emulated tile unit does what Intel's manual says, and finds misuse; the kernels of this program run on
 // it.
+#include <array>
 #include <stdexcept>
 
-#include "kernels/cpu/amx.hpp"
-#include "tests/kernels/emulated_amx.hpp"
+#define CAPSTAN_AMX_EMULATION "tests/kernels/emulated_amx.hpp"
+#include "kernels/cpu/amx_core.hpp"
 #include "tests/kernels/support.hpp"
 
 using namespace capstan;
@@ -63,6 +64,35 @@ TEST_CASE("a GEMM of small tiles") {
   for (size_t m = 0; m < 3; ++m) {
     for (size_t n = 0; n < 5; ++n) CHECK(std::abs(sums[m][n] - expected[m][n]) < 1e-6);
     CHECK(sums[m][5] == 9.0f);  // beyond the tile's columns
+  }
+}
+
+TEST_CASE("vectors give the sums of the tile unit") {
+  constexpr int64_t kSteps = 3;
+  const int64_t length = kSteps * amx::kDepth;
+  const auto x = testing::random_values(amx::kPanel * length, 4),
+             y = testing::random_values(amx::kPanel * length, 5);
+  std::vector<bf16> a(x.size()), b(y.size());
+  for (size_t i = 0; i < a.size(); ++i)
+    a[i] = bf16(static_cast<float>(x[i])), b[i] = bf16(static_cast<float>(y[i]));
+  alignas(64) static bf16 left[kSteps * amx::kStepValues], right[kSteps * amx::kStepValues];
+  amx::pack_panels(true, true, a.data(), length, amx::kPanel, length, left, 0);
+  amx::pack_panels(false, true, b.data(), length, amx::kPanel, length, right, 0);
+  alignas(64) std::array<float, amx::kPanel * amx::kPanel> tiles{}, vectors{};
+  const amx::TileConfig config;
+  for (const bool add : {false, true}) {
+    amx::multiply(left, right, kSteps, add, tiles.data(), amx::kPanel);
+    amx::multiply_on_vectors(left, right, kSteps, add, vectors.data(), amx::kPanel);
+    for (int64_t m = 0; m < amx::kPanel; ++m)
+      for (int64_t n = 0; n < amx::kPanel; ++n) {
+        double expected = 0;
+        for (int64_t k = 0; k < length; ++k)
+          expected += double{static_cast<float>(a[static_cast<size_t>(m * length + k)])} *
+                      static_cast<float>(b[static_cast<size_t>(n * length + k)]);
+        const auto at = static_cast<size_t>(m * amx::kPanel + n);
+        CHECK(std::abs(tiles[at] - (add ? 2 : 1) * expected) < 1e-4);
+        CHECK(std::abs(vectors[at] - (add ? 2 : 1) * expected) < 1e-4);
+      }
   }
 }
 
