@@ -210,7 +210,8 @@ CAPSTAN_AMX void multiply_on_vectors(const bf16* a, const bf16* b, int64_t steps
         for (int64_t r = 0; r < kRows; ++r) {
           int32_t pair;
           std::memcpy(&pair, left + r * kDepth + k, sizeof(pair));
-          const auto both = (__m512bh)_mm512_set1_epi32(pair);
+          // Not _mm512_set1_epi32(), at which clang 16 crashes.
+          const auto both = (__m512bh)_mm512_broadcastd_epi32(_mm_cvtsi32_si128(pair));
           low[r] = _mm512_dpbf16_ps(low[r], both, b_low);
           high[r] = _mm512_dpbf16_ps(high[r], both, b_high);
         }

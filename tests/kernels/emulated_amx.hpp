@@ -215,6 +215,7 @@ using __m512i = emulated::Register;
 using __m512d = emulated::Register;
 using __m512bh = emulated::Register;
 using __m256i = std::array<uint16_t, 16>;
+using __m128i = std::array<int32_t, 4>;
 using __mmask16 = uint16_t;
 using __mmask32 = uint32_t;
 
@@ -317,6 +318,12 @@ inline __m512i _mm512_set1_epi16(int16_t x) {
 }
 inline __m512i _mm512_set1_epi32(int32_t x) {
   return emulated::each<int32_t>([&](size_t) { return x; });
+}
+inline __m128i _mm_cvtsi32_si128(int32_t x) {
+  return {x};
+}
+inline __m512i _mm512_broadcastd_epi32(const __m128i& a) {
+  return _mm512_set1_epi32(a[0]);
 }
 inline __m512i _mm512_add_epi16(const __m512i& a, const __m512i& b) {
   return emulated::map<uint16_t>(a, b, [](uint16_t x, uint16_t y) { return x + y; });
