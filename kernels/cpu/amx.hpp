@@ -18,11 +18,15 @@ namespace amx {
 void configure_tiles();
 void release_tiles();
 
-// Configures the tile unit of the calling thread for its lifetime.
+// Configures the tile unit of the calling thread for its lifetime, where kernels use it.
 class TileConfig {
  public:
-  TileConfig() { configure_tiles(); }
-  ~TileConfig() { release_tiles(); }
+  TileConfig() {
+    if (runs_amx()) configure_tiles();
+  }
+  ~TileConfig() {
+    if (runs_amx()) release_tiles();
+  }
   TileConfig(const TileConfig&) = delete;
   TileConfig& operator=(const TileConfig&) = delete;
 };
