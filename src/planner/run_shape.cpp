@@ -39,6 +39,7 @@ void set_formats(RunShape& s, const config::Config& config) {
                               : GemmFormat::fp32;
   s.parameter_bytes = s.activation_bytes = bytes_of(precision.params_dtype);
   if (precision.fp8 && precision.fp8_recipe == config::Fp8Recipe::tensorwise) s.quantized_bytes = 6;
+  if (precision.fp4) s.quantized_bytes = 7;
   const bool aware = optimizer.use_precision_aware_optimizer;
   s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
   s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;

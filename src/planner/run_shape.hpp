@@ -112,8 +112,9 @@ struct RunShape {
   // Bytes of one gradient on the wire.
   double reduced_bytes = 4;
   double activation_bytes = 2;
-  // Bytes that are moved to quantize one operand of a GEMM: two are read, and one is written for each of two
-  // layouts. Current scaling reads two more for the largest magnitude.
+  // Bytes that are moved to quantize one operand: two are read, and one is written for each of two layouts.
+  // Current scaling reads two more for the largest magnitude. NVFP4 (7) reads four more, for those of the
+  // rows and of the transformed columns, and writes half a byte for each layout.
   double quantized_bytes = 4;
 
   // ---- execution ----

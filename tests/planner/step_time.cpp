@@ -114,6 +114,7 @@ TEST_CASE("dense steps are predicted after one row of each GPU and format") {
     shape.format = precision == "nvfp4" ? GemmFormat::fp4 : GemmFormat::fp8;
     // Current scaling in all rows in 8 bits with one scale for a tensor; gradients are reduced in 16 bits.
     if (precision == "fp8") shape.quantized_bytes = 6;
+    if (precision == "nvfp4") shape.quantized_bytes = 7;
     shape.reduced_bytes = 2;
     add(row, row.text("cluster"), shape);
   }
@@ -295,6 +296,18 @@ WorkTime recomputed(const RunShape& s) {
 }
 
 }  // namespace
+
+TEST_CASE("operands are quantized with the bytes of the recipe's kernels") {
+  const auto bytes = [](const std::string& format) {
+    const auto config = resolve("llama3-8b", {"mixed_precision=bf16_with_" + format + "_mixed"});
+    REQUIRE(config.has_value());
+    return run_shape(*config).quantized_bytes;
+  };
+  CHECK(bytes("fp8_delayed_scaling") == 4);
+  CHECK(bytes("fp8_current_scaling") == 6);
+  CHECK(bytes("mxfp8") == 4);
+  CHECK(bytes("nvfp4") == 7);
+}
 
 TEST_CASE("selective recomputation repeats the forward pass of its parts") {
   RunShape s = layer_with_experts();
