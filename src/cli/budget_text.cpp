@@ -10,6 +10,9 @@ namespace capstan::cli {
 
 namespace {
 
+// Longer runs than these, of 1000 years, are not worth their figures.
+constexpr double kForever = 1000 * 365.25 * 86400;
+
 std::string percent_text(double fraction) {
   return fixed(100 * fraction, 1) + "%";
 }
@@ -44,18 +47,20 @@ std::string saves_text(const planner::RunBudget& b) {
 std::string budget_text(const planner::RunShape& shape, const planner::Cluster& cluster,
                         const planner::RunBudget& b, double compute) {
   Table table;
+  const bool ends = b.seconds < kForever;
   if (compute > 0) table.add({"  compute", compute_text(shape, compute)});
-  table.add({"  time", human_duration(b.seconds) + ", of which " + human_duration(b.compute_seconds) +
-                           " are steps that count; " + human_count(b.gpu_hours) + " GPU hours"});
+  table.add({"  time", ends ? human_duration(b.seconds) + ", of which " + human_duration(b.compute_seconds) +
+                                  " are steps that count; " + human_count(b.gpu_hours) + " GPU hours"
+                            : "it never ends: failures come before saves"});
   table.add({"  failures", "one in " + human_duration(b.mtbf_seconds) + " (" +
                                human_count(cluster.gpu_hours_between_failures) +
                                " GPU hours between two), and " + human_duration(cluster.restart_time) +
                                " to the next step"});
   table.add({"  saves", saves_text(b)});
-  if (b.energy_mwh)
+  if (b.energy_mwh && ends)
     table.add({"  energy", energy_text(*b.energy_mwh) + " (" + fixed(*cluster.power, 0) + " W a GPU, PUE " +
                                fixed(cluster.power_usage_effectiveness, 2) + "; without the hosts)"});
-  if (b.cost)
+  if (b.cost && ends)
     table.add(
         {"  cost", human_count(*b.cost) + " at " + significant(*cluster.price_per_hour, 4) + " a GPU hour"});
   return "\nrun of " + human_count(b.tokens) + " tokens, " +

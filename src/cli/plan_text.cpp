@@ -27,6 +27,12 @@ std::string title_text(const std::string& recipe, const planner::Plan& plan) {
          " (" + c.gpu + ", " + std::to_string(c.gpus_per_node) + " per node)";
 }
 
+// The names of the presets of `ddp`.
+static std::string_view sharding_text(config::ShardingStrategy strategy) {
+  constexpr std::string_view kNames[] = {"no sharding", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  return kNames[static_cast<size_t>(strategy)];
+}
+
 std::string layout_text(const planner::RunShape& s) {
   std::string text = counted(s.gpus(), "GPU") + ": tp " + std::to_string(s.tp);
   const auto add = [&](const char* name, int64_t size) {
@@ -38,7 +44,7 @@ std::string layout_text(const planner::RunShape& s) {
             (s.vpp > 1 ? ", " + counted(s.vpp, "chunk") + " each" : "") + ")";
   add("cp", s.cp);
   if (s.experts) add("ep", s.ep), add("etp", s.etp);
-  return text + ", dp " + std::to_string(s.dp) + ", " + std::string(config::enum_name(s.sharding)) + "; " +
+  return text + ", dp " + std::to_string(s.dp) + ", " + std::string(sharding_text(s.sharding)) + "; " +
          counted(s.micro_batches(), "micro-batch") + " of " + std::to_string(s.micro_batch) + " x " +
          std::to_string(s.seq) + " tokens";
 }
@@ -55,6 +61,11 @@ std::string range_text(double low, double high, int digits) {
 
 std::string percent_text(double fraction) {
   return fixed(100 * fraction, 1) + "%";
+}
+
+// A GPU has hundreds, a processor less than one.
+std::string tflops_text(double tflops) {
+  return tflops < 10 ? significant(tflops, 2) : fixed(tflops, 0);
 }
 
 std::string fit_text(const Plan& plan) {
@@ -90,9 +101,9 @@ std::string speed_text(const Plan& plan) {
          seconds_text(slow) + "), " + human_count(plan.tokens_per_second) + " tokens/s (" +
          human_count(per_second(slow)) + " to " + human_count(per_second(fast)) + ")\n" +
          "per GPU: " + fixed(plan.tokens_per_second / static_cast<double>(plan.shape.gpus()), 0) +
-         " tokens/s, " + fixed(plan.tflops_per_gpu, 0) + " model TFLOP/s (" +
-         range_text(tflops(slow), tflops(fast), 0) + "; causal attention), MFU " + fixed(100 * plan.mfu, 1) +
-         "% (" + range_text(mfu(slow), mfu(fast), 0) + "%)\n";
+         " tokens/s, " + tflops_text(plan.tflops_per_gpu) + " model TFLOP/s (" + tflops_text(tflops(slow)) +
+         " to " + tflops_text(tflops(fast)) + "; causal attention), MFU " + fixed(100 * plan.mfu, 1) + "% (" +
+         range_text(mfu(slow), mfu(fast), 0) + "%)\n";
 }
 
 // Rows of equal memory are shown once.
@@ -281,7 +292,7 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
     if (experts) row.push_back(std::to_string(s.ep)), row.push_back(std::to_string(s.etp));
     row.push_back(std::to_string(s.dp));
     row.emplace_back(s.pp > 1 ? config::enum_name(s.schedule) : "");
-    row.emplace_back(config::enum_name(s.sharding));
+    row.emplace_back(sharding_text(s.sharding));
     row.push_back(std::to_string(s.micro_batch));
     row.push_back(planner::recomputation_text(s));
     row.push_back(seconds_text(one.time.seconds));

@@ -136,6 +136,7 @@ void write_new(const std::filesystem::path& path, const std::string& text) {
 }
 
 void refuse_other_content(const std::filesystem::path& file, std::string_view beginning) {
+  if (file.empty()) fail(ErrorCode::usage, "the name of an output file is empty");
   std::error_code unknown;
   if (!std::filesystem::is_regular_file(file, unknown)) return;
   std::string head(beginning.size(), '\0');

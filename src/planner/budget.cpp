@@ -34,13 +34,13 @@ RunBudget run_budget(const RunShape& s, const Cluster& c, double step_seconds, d
                      const SavePolicy& saves) {
   RunBudget b;
   b.tokens = tokens, b.step_seconds = step_seconds;
-  b.steps = tokens / real(s.tokens_per_step());
+  b.steps = std::ceil(tokens / real(s.tokens_per_step()));
   b.flops = tokens * flops_per_token(s);
   b.compute_seconds = b.steps * step_seconds;
   const double gpus = real(s.gpus());
   b.mtbf_seconds = 3600 * c.gpu_hours_between_failures / gpus;
 
-  const double state = s.parameter_bytes + s.main_bytes + s.moment_bytes;
+  const double state = s.parameter_bytes + (saves.optimizer ? s.main_bytes + s.moment_bytes : 0);
   b.checkpoint_bytes = s.frozen_base ? s.adapter_parameters * state : total_parameters(s) * state;
   const double of_gpu = b.checkpoint_bytes / gpus;
   b.write_seconds = of_gpu / (1e9 * c.storage_bandwidth);

@@ -32,6 +32,8 @@ double tokens_of_compute_by_parameters(const RunShape& shape, double flops);
 struct SavePolicy {
   std::optional<int64_t> every;
   bool asynchronous = false;
+  // A save has main parameters and moments.
+  bool optimizer = true;
 };
 
 struct RunBudget {

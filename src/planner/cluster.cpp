@@ -1,6 +1,7 @@
 #include "planner/cluster.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
@@ -181,19 +182,20 @@ static void describe(config::Section<Cluster>& s) {
           "slower")
       .fraction();
   s.field("calibration", &Cluster::calibration).doc("source of the attained fractions");
-  s.field("power", &Cluster::power).doc("power of one GPU under load").unit("W").above(0);
-  s.field("price_per_hour", &Cluster::price_per_hour).doc("price of one GPU for an hour").min(0);
+  s.field("power", &Cluster::power).doc("power of one GPU under load").unit("W").above(0).max(1e6);
+  s.field("price_per_hour", &Cluster::price_per_hour).doc("price of one GPU for an hour").range(0, 1e9);
   s.field("power_usage_effectiveness", &Cluster::power_usage_effectiveness)
       .doc("energy of the data center by that of its computers (PUE)")
       .range(1, 10);
   s.field("gpu_hours_between_failures", &Cluster::gpu_hours_between_failures)
       .doc("mean time between failures of one GPU with its part of node and network; of N GPUs an Nth of it")
       .unit("h")
-      .above(0);
+      .above(0)
+      .max(1e12);
   s.field("restart_time", &Cluster::restart_time)
       .doc("time from a failure to the next step: detection, restart and load")
       .unit("s")
-      .min(0);
+      .range(0, 1e7);
   s.field("storage_bandwidth", &Cluster::storage_bandwidth)
       .doc("bandwidth of the storage of checkpoints for each GPU of a run")
       .unit("GB/s")
@@ -256,6 +258,9 @@ void check_fields(const Cluster& cluster, const Node& root, std::vector<Diagnost
 
 Cluster parse_source(Source source) {
   source.text = config::normalized(std::move(source.text));
+  if (trim(source.text).empty())
+    fail(ErrorCode::config, "the cluster file " + source.name + " is empty",
+         "`capstan bench --calibrate FILE` writes one");
   const std::vector<Source> sources{std::move(source)};
   std::vector<Diagnostic> diagnostics;
   Cluster cluster;
@@ -283,6 +288,7 @@ Cluster parse_source(Source source) {
 Cluster read_cluster(const std::string& name_or_file, const config::Library& library) {
   Source source;
   if (config::is_path(name_or_file)) {
+    if (!std::filesystem::exists(name_or_file)) fail_no_cluster(library, name_or_file);
     source = {Source::Kind::file, name_or_file, read_file(name_or_file, config::TreeLimits::kFileBytes), {}};
   } else {
     const auto preset = library.preset("cluster", name_or_file);

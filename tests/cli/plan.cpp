@@ -7,6 +7,7 @@
 #include "process.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/paths.hpp"
 #include "support/sanitized.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -84,6 +85,10 @@ TEST_CASE("a plan for GPUs with another memory lists the changes after which it 
   const auto little = run({"plan", "llama3-8b", "--gpu-memory", "2GB"});
   CHECK(little.code == 2);
   CHECK(holds(little.err, "--gpu-memory 2GB is not more than the 3.00 GiB that CUDA, NCCL and the driver"));
+  CHECK(holds(little.err, "help: give more, such as 80.0 GiB"));
+  const auto fraction = run({"plan", "llama3-8b", "--gpu-memory", "3.1GiB"});
+  CHECK(fraction.code == 2);
+  CHECK(holds(fraction.err, "help: use a smaller unit"));
   const auto unit = run({"plan", "llama3-8b", "--gpu-memory", "40G"});
   CHECK(unit.code == 2);
   CHECK(holds(unit.err, "--gpu-memory 40G is ambiguous"));
@@ -123,6 +128,14 @@ TEST_CASE("a plan of a token or compute budget says days, failures, energy and c
   CHECK(holds(text.out, " MWh (700 W a GPU, PUE 1.20"));
   CHECK(run({"plan", "llama3-8b", "--tokens", "15T", "--compute", "1e22"}).code == 2);
   CHECK(run({"plan", "llama3-8b", "--tokens", "0"}).code == 2);
+  // More failures than saves.
+  const TemporaryDirectory directory;
+  const std::string failing = (directory.path() / "failing.yaml").string();
+  spill(failing, slurp(std::string(kSourceDirectory) + "/configs/cluster/h100.yaml") +
+                     "gpu_hours_between_failures: 0.001\n");
+  const auto never = run({"plan", "llama3-8b", "--tokens", "1T", "--cluster", failing});
+  CHECK(holds(never.out, "it never ends"));
+  CHECK_FALSE(holds(never.out, "MWh"));
   CHECK(run({"plan", "llama3-8b", "--search", "--tokens", "1T"}).code == 2);
 }
 
@@ -285,4 +298,8 @@ TEST_CASE("bench --calibrate writes a cluster file of this machine that plan rea
   spill(file, "name: mine\n");
   CHECK(run({"bench", "--calibrate", file}).code == 2);
   CHECK(slurp(file) == "name: mine\n");
+  // Nothing is measured that could not be written.
+  const auto nowhere = run({"bench", "--calibrate", (directory.path() / "none" / "x.yaml").string()});
+  CHECK(nowhere.code != 0);
+  CHECK(holds(nowhere.err, "there is no directory"));
 }

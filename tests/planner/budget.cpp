@@ -63,6 +63,11 @@ TEST_CASE("days, GPU hours, energy and cost follow from the time of a step") {
   CHECK(asynchronous.save_seconds == doctest::Approx(budget.checkpoint_bytes / 100 / 50e9));
   CHECK(asynchronous.write_seconds == budget.save_seconds);
   CHECK(asynchronous.goodput > budget.goodput);
+  // A save without moments and main parameters has the two bytes of each parameter.
+  const RunBudget small = run_budget(shape, cluster, 36, 1e9, {.every = 50, .optimizer = false});
+  CHECK(small.checkpoint_bytes == doctest::Approx(2 * total_parameters(shape)));
+  // The last step is a full one.
+  CHECK(run_budget(shape, cluster, 36, 1, {}).compute_seconds == 36);
 }
 
 TEST_CASE("a compute budget buys its FLOPs by those of a token") {

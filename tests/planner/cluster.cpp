@@ -51,7 +51,8 @@ TEST_CASE("a name that does not exist is an error with a similar one") {
   const std::string error = error_of_cluster("h10");
   CHECK(holds(error, "not_found: not found: cluster = h10"));
   CHECK(holds(error, "did you mean `h100`?"));
-  CHECK(holds(error_of_cluster("./no-such.yaml"), "no-such.yaml"));
+  CHECK(holds(error_of_cluster("./no-such.yaml"), "not_found: not found: cluster = ./no-such.yaml"));
+  CHECK(holds(error_of_cluster("./no-such.yaml"), "known clusters: a100-40"));
 }
 
 TEST_CASE("the preset of a GPU is found by the name that its driver says") {

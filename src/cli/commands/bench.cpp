@@ -1,5 +1,6 @@
 // capstan bench
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 
 #include "base/error.hpp"
@@ -262,6 +263,9 @@ int calibrate(Context& context, const std::string& file, const std::string& reci
   if (!context.args.words().empty() || context.args.has("json"))
     fail(ErrorCode::usage, "--calibrate measures all that a cluster file has, and excludes NAME and --json");
   refuse_other_content(file, "# measured by `capstan bench");
+  if (const auto directory = std::filesystem::absolute(file).parent_path();
+      !std::filesystem::exists(directory))
+    fail(ErrorCode::io, "cannot create " + file + ": there is no directory " + directory.string());
   const config::Resolution resolution =
       recipe_for_measuring(context, recipe, comm::launched_as().size, comm::launched_as().rank == 0);
   const double seconds = context.args.number("seconds", 0.01, 60).value_or(0.1);

@@ -45,9 +45,11 @@ planner::Cluster cluster_argument(const Arguments& args) {
   if (!given) fail(ErrorCode::usage, "--gpu-memory " + text + " " + problem.message, problem.help);
   const int64_t taken = cluster.memory.value - cluster.usable_memory.value;
   if (*given <= taken)
-    fail(ErrorCode::usage, "--gpu-memory " + text + " is not more than the " +
-                               human_bytes(static_cast<double>(taken)) +
-                               " that CUDA, NCCL and the driver take on " + cluster.name);
+    fail(ErrorCode::usage,
+         "--gpu-memory " + text + " is not more than the " + human_bytes(static_cast<double>(taken)) +
+             " that CUDA, NCCL and the driver take on " + cluster.name,
+         "give more, such as " + human_bytes(static_cast<double>(cluster.memory.value)) + " of " +
+             cluster.gpu);
   cluster.memory.value = *given, cluster.usable_memory.value = *given - taken;
   return cluster;
 }
@@ -146,9 +148,10 @@ int run_plan(Context& context) {
   const auto length = length_of_run(args, resolution.config, plan.shape);
   std::optional<planner::RunBudget> budget;
   if (length && length->tokens > 0)
-    budget = planner::run_budget(
-        plan.shape, plan.cluster, plan.time.seconds, length->tokens,
-        {resolution.config.checkpoint.save_interval, resolution.config.checkpoint.async_save});
+    budget = planner::run_budget(plan.shape, plan.cluster, plan.time.seconds, length->tokens,
+                                 {.every = resolution.config.checkpoint.save_interval,
+                                  .asynchronous = resolution.config.checkpoint.async_save,
+                                  .optimizer = resolution.config.checkpoint.save_optim});
   OrderedJson json = plan_json(resolution.recipe_name, plan, changes);
   if (budget) json["run"] = budget_json(*budget);
   std::optional<planner::Timeline> timeline;

@@ -114,9 +114,11 @@ int run_train(Context& context) {
   train::refuse_missing_features(resolution.config);
   std::optional<train::TimeEstimate> time;
   std::optional<train::MemoryLimit> cluster_memory;
+  bool is_for_gpus = false;
   if (const auto name = args.value("cluster")) {
     const planner::Cluster cluster = planner::read_cluster(*name);
     time = time_of_step(resolution.config, cluster);
+    is_for_gpus = cluster.device == config::DeviceKind::cuda;
     cluster_memory = {cluster.usable_memory.value, "the cluster " + cluster.name + " allows"};
   }
   // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
@@ -140,6 +142,8 @@ int run_train(Context& context) {
     options.force = args.has("force");
     options.cluster_memory = cluster_memory;
     options.estimate_time = [&](const std::string& gpu) {
+      if (is_for_gpus && gpu.empty())
+        progress.line("the estimated time of a step is for " + time->cluster + ", and this run is on no GPU");
       return time ? time : time_on_gpu(resolution.config, gpu);
     };
     options.recipe = train::recipe_record(resolution, args.overrides(), command_text(given_command(context)));

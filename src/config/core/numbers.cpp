@@ -200,13 +200,13 @@ std::nullopt_t refuse_integer_with_comma(TextProblem& problem, std::string_view 
 
 // number * factor as a 64-bit integer. `fraction`: the message where the product is not an integer.
 std::optional<int64_t> scaled_integer(const Decimal& number, int64_t factor, const char* fraction,
-                                      TextProblem& problem) {
+                                      TextProblem& problem, const char* help = "") {
   int64_t value = 0;
   switch (to_integer(number, factor, value)) {
     case Fit::fits:
       return value;
     case Fit::fraction:
-      return refuse(problem, fraction);
+      return refuse(problem, fraction, help);
     case Fit::overflow:
       return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
   }
@@ -374,7 +374,8 @@ std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& probl
     }
     factor = suffix->factor;
   }
-  return scaled_integer(*number, factor, "is not an integer number of bytes", problem);
+  return scaled_integer(*number, factor, "is not an integer number of bytes", problem,
+                        "use a smaller unit: 3174MiB is about 3.1GiB");
 }
 
 std::optional<double> duration_from_text(std::string_view text, std::string_view default_unit,
