@@ -78,18 +78,33 @@ std::string config_text(const Family& family, const ModelConfig& model, DType dt
   return dump_json(Json(made), 2) + "\n";
 }
 
+// What differs in the model that its family reads back; nullopt: the family has no such model.
+std::optional<std::vector<Difference>> differences_from(const ModelConfig& model, const std::string& text) {
+  try {
+    return differences(model, read_hf_config(text, "config.json").model);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) throw;
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
-HfConfig write_hf_config(const ModelConfig& model, DType dtype) {
+HfConfig write_hf_config(const ModelConfig& given, DType dtype) {
+  ModelConfig model = given;
+  // The biases of queries, keys and values are one field of the families.
+  model.add_qkv_bias = given.add_qkv_bias || given.add_bias_linear;
   std::optional<std::vector<Difference>> least;
   const Family* nearest = nullptr;
   for (const Family* family : all_families()) {
     if (family->has_latent_attention() != model.multi_latent_attention) continue;
     HfConfig made{family, config_text(*family, model, dtype)};
-    const auto differing = differences(model, read_hf_config(made.text, "config.json").model);
-    if (differing.empty()) return made;
-    if (!least || differing.size() < least->size()) least = differing, nearest = family;
+    const auto differing = differences_from(model, made.text);
+    if (!differing) continue;
+    if (differing->empty()) return made;
+    if (!least || differing->size() < least->size()) least = differing, nearest = family;
   }
+  if (!least) fail(ErrorCode::unsupported, "no family of Hugging Face's has a model of these sizes");
   std::vector<std::string> lines;
   for (const Difference& one : *least)
     lines.push_back(one.path + " is " + one.first + ", and a " + nearest->model_type + " has " + one.second);

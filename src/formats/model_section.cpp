@@ -86,6 +86,10 @@ std::vector<Difference> differences(const ModelConfig& first, const ModelConfig&
   std::vector<Difference> result;
   for (const FieldInfo* field : config::schema().fields()) {
     if (field->section != "model" || (!counts(*field, a) && !counts(*field, b))) continue;
+    // No dense layer has this width.
+    if (field->name == "ffn_hidden_size" && config::every_layer_has_experts(first) &&
+        config::every_layer_has_experts(second))
+      continue;
     const bool of_layers = field->name == "moe_layer_freq" || field->name == "moe_first_dense_layers";
     if (of_layers && config::moe_layers(first) == config::moe_layers(second)) continue;
     const Value x = config::schema().load(&a, *field), y = config::schema().load(&b, *field);

@@ -13,6 +13,7 @@
 #include "base/json.hpp"
 #include "checkpoint/reader.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/rotary.hpp"
 #include "formats/convert.hpp"
@@ -135,6 +136,36 @@ TEST_CASE("a model of no family is refused with the field that differs") {
   config::ModelConfig model = ExternalModel::open("hf:" + (kFamilies / "llama").string())->model();
   model.rotary_interleaved = true;
   CHECK(holds(error_of([&] { write_hf_config(model, DType::f32); }), "model.rotary_interleaved is true"));
+}
+
+namespace {
+
+// The message that refuses the export of the model of a recipe; empty: it is written.
+std::string refused_export(const std::vector<std::string>& overrides) {
+  config::Request request;
+  request.recipe = "quickstart";
+  request.unset = {"model"};
+  for (const std::string& one : overrides) request.overrides.push_back(config::Override::token(one));
+  const config::Resolution recipe = config::resolve(request);
+  recipe.require_ok();
+  return error_of([&] { write_hf_config(recipe.config.model, DType::f32); });
+}
+
+}  // namespace
+
+// A recipe says in other fields what config.json says: biases of all layers, the width of no dense layer.
+TEST_CASE("the models of recipes are written as config.json") {
+  for (const auto& preset : config::Library::standard().presets("model")) {
+    CAPTURE(preset.name);
+    // The LayerNorm of GPT-3 is zero-centered.
+    const bool refused = !refused_export({"model=" + preset.name}).empty();
+    CHECK(refused == (preset.name == "gpt3-175b"));
+  }
+  CHECK(refused_export({"model=mixtral-8x7b", "model.moe_ffn_hidden_size=96"}).empty());
+  // No family of another shape stops the search, such as GPT-2 with a width of no full heads.
+  CHECK(refused_export({"model=gpt-oss-20b", "model.hidden_size=184"}).empty());
+  CHECK(holds(refused_export({"model=gpt-oss-20b", "model.hidden_size=184", "model.rotary_interleaved=true"}),
+              "the nearest is gpt_oss:\n    model.rotary_interleaved is true"));
 }
 
 TEST_CASE("the layers with experts of a Qwen are those of its class, and an export names the others") {

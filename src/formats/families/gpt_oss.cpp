@@ -79,6 +79,7 @@ void write_gpt_oss(const config::ModelConfig& m, OrderedJson& j) {
   j["sliding_window"] = or_null(m.window_size);
   write_layer_types(m, j);
   write_experts(m, j, "num_local_experts");
+  write_expert_width(m, j);
   if (!m.rope_scaling) j["rope_scaling"] = {{"rope_type", "default"}};
 }
 

@@ -12,6 +12,7 @@ static void read_mixtral(ConfigJson& c, config::ModelConfig& m) {
 static void write_mixtral(const config::ModelConfig& m, OrderedJson& j) {
   j["sliding_window"] = or_null(m.window_size);
   write_experts(m, j, "num_local_experts");
+  write_expert_width(m, j);
 }
 
 static TensorNames mixtral_names() {

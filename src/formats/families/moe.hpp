@@ -44,6 +44,11 @@ inline void read_experts(ConfigJson& c, config::ModelConfig& m, int64_t count, i
   c.changes_nothing({"output_router_logits"});
 }
 
+// The classes without a dense layer have the width of an expert as `intermediate_size`.
+inline void write_expert_width(const config::ModelConfig& m, OrderedJson& j) {
+  if (m.moe_ffn_hidden_size) j["intermediate_size"] = *m.moe_ffn_hidden_size;
+}
+
 inline void write_experts(const config::ModelConfig& m, OrderedJson& j, const char* experts) {
   if (!m.num_moe_experts) return;
   j[experts] = *m.num_moe_experts;

@@ -14,6 +14,7 @@ static void read_olmoe(ConfigJson& c, config::ModelConfig& m) {
 static void write_olmoe(const config::ModelConfig& m, OrderedJson& j) {
   omit_implied_head_dim(m, j);
   write_experts(m, j, "num_experts");
+  write_expert_width(m, j);
   write_norm_topk(m, j);
 }
 
