@@ -73,6 +73,30 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "part", "--resume=perhaps"}).code == 2);
 }
 
+TEST_CASE("a resume that gives experts other tokens together is warned of") {
+  const Prepared& p = prepared();
+  const auto warns = [&](const std::string& name, const std::string& coefficient, const std::string& change) {
+    const std::vector<std::string> train = {"train",
+                                            "./tiny.yaml",
+                                            "--run-dir",
+                                            name,
+                                            "train.train_iters=3",
+                                            "model.num_moe_experts=4",
+                                            "model.moe_aux_loss_coeff=" + coefficient};
+    auto first = train, second = train;
+    if (coefficient == "0") second.emplace_back("model.moe_router_load_balancing_type=none"), first = second;
+    first.emplace_back("train.exit_interval=1");
+    second.insert(second.end(), {"--resume", change});
+    CHECK(p.in(first).code == 75);
+    const Finished resumed = p.in(second);
+    CHECK_MESSAGE(resumed.code == 0, resumed.err);
+    return contains(resumed.err, "warning: `train.micro_batch_size` has changed: the balancing losses");
+  };
+  CHECK(warns("experts-aux", "0.01", "train.micro_batch_size=1"));
+  CHECK_FALSE(warns("experts-none", "0", "train.micro_batch_size=1"));
+  CHECK_FALSE(warns("experts-same", "0.01", "logger.log_interval=2"));
+}
+
 TEST_CASE("without train.exit_signal_handler a signal ends the process as it always does") {
   const Prepared& p = prepared();
   for (const int signal : {SIGINT, SIGTERM}) {

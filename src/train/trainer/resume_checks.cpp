@@ -132,6 +132,28 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
              reader.directory().string());
 }
 
+// Layout and micro-batch have no effect on the numbers, unless experts drop tokens of a rank's part, or their
+// losses count the tokens of a micro-batch, or of all that are computed together.
+void warn_of_other_routing(const config::ModelConfig& model, const std::vector<RecipeChange>& changes,
+                           RunLog& log) {
+  if (!model.num_moe_experts) return;
+  const auto has = [&](config::RouterBalancing loss) {
+    return std::ranges::count(model.moe_router_load_balancing_type.items, loss) > 0;
+  };
+  const bool drops = model.moe_expert_capacity_factor.has_value(),
+             of_ranks = drops || has(config::RouterBalancing::global_aux_loss),
+             of_micro_batches = of_ranks || has(config::RouterBalancing::aux_loss);
+  for (const RecipeChange& change : changes) {
+    const bool moves_tokens =
+        change.path.starts_with("dist.") || (drops && change.path == "model.moe_token_dispatcher_type");
+    if ((of_micro_batches && change.path == "train.micro_batch_size") || (of_ranks && moves_tokens))
+      return log.warning("`" + change.path + "` has changed: " +
+                         (drops ? "experts drop other tokens (model.moe_expert_capacity_factor)"
+                                : "the balancing losses of experts count other tokens together") +
+                         ", so that the losses differ from those of the run without the change");
+  }
+}
+
 // Whether the recipe is the recipe.yaml that the run has written beside this checkpoint's state, or in its
 // own directory.
 bool is_own_record(const RecipeRecord& recipe, const checkpoint::Reader& reader) {
@@ -178,6 +200,7 @@ RunSchedule continue_schedule(const config::Config& config, const RunOptions& op
       choose_schedule(stored_schedule(reader, recipe_schedule), recipe_schedule, record, config);
   check_changes(options, data, reader, changes, choice.refused,
                 config.dataset.sample_order == config::SampleOrder::megatron, log);
+  warn_of_other_routing(config.model, changes, log);
   report_schedule(config, choice, total_steps, log);
   return choice.schedule;
 }
