@@ -260,7 +260,7 @@ Cluster parse_source(Source source) {
   source.text = config::normalized(std::move(source.text));
   if (trim(source.text).empty())
     fail(ErrorCode::config, "the cluster file " + source.name + " is empty",
-         "`capstan bench --calibrate FILE` writes one");
+         "`capstan recipe cp cluster=h100 FILE` writes one");
   const std::vector<Source> sources{std::move(source)};
   std::vector<Diagnostic> diagnostics;
   Cluster cluster;

@@ -190,6 +190,13 @@ TEST_CASE("recipe new and cp make recipes that check") {
   CHECK(run({"check", from_mine}).code == 0);
   CHECK(run({"recipe", "cp", "llama3-8b", copy}).code == 0);
   CHECK(run({"show", copy, "--format", "json"}).out == run({"show", "llama3-8b", "--format", "json"}).out);
+  // A preset, which `plan` reads as a cluster of the user's.
+  const std::string cluster = scratch.file("cluster.yaml");
+  CHECK(run({"recipe", "cp", "cluster=h200", cluster}).code == 0);
+  CHECK(contains(run({"plan", "llama3-8b", "--memory", "formula", "--cluster", cluster}).out,
+                 "H200 SXM 141 GB"));
+  CHECK(contains(run({"recipe", "cp", "cluster=h20", scratch.file("y.yaml")}).err,
+                 "capstan recipe ls cluster"));
   const Finished unknown = run({"recipe", "cp", "llama3-8", scratch.file("x.yaml")});
   CHECK(unknown.code == 2);
   CHECK(contains(unknown.err, "`llama3-8b`"));

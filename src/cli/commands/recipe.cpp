@@ -79,14 +79,25 @@ int run_recipe_ls(Context& context) {
   return 0;
 }
 
-int run_recipe_cp(Context& context) {
-  const std::string& name = context.args.word(0, "RECIPE");
-  const std::string& to = context.args.word(1, "FILE");
+// The recipe of that name, or of SECTION=NAME the preset.
+config::Library::Document named_document(const std::string& name) {
   const config::Library library = config::Library::standard();
-  const auto found = library.recipe(name);
+  if (const size_t at = name.find('='); at != std::string::npos) {
+    const std::string section = name.substr(0, at), preset = name.substr(at + 1);
+    if (auto found = library.preset(section, preset)) return *std::move(found);
+    fail(ErrorCode::not_found, "not found: preset = " + config::shortened(name),
+         "`capstan recipe ls " + section + "` lists the presets of a section");
+  }
+  auto found = library.recipe(name);
   if (!found) config::fail_no_recipe(library, name);
-  write_new(to, found->file.empty() ? found->text : read_file(found->file, uint64_t{4} << 20));
-  put(to + ": a copy of " + found->name + "\n");
+  return *std::move(found);
+}
+
+int run_recipe_cp(Context& context) {
+  const std::string& to = context.args.word(1, "FILE");
+  const config::Library::Document found = named_document(context.args.word(0, "RECIPE"));
+  write_new(to, found.file.empty() ? found.text : read_file(found.file, uint64_t{4} << 20));
+  put(to + ": a copy of " + found.name + "\n");
   return 0;
 }
 
@@ -225,9 +236,10 @@ const Command kRecipeLs = {
 
 const Command kRecipeCp = {
     .name = "recipe cp",
-    .purpose = "copy a named recipe into a file",
-    .usage = "RECIPE FILE",
-    .examples = {{"recipe cp llama3-8b my.yaml", ""}},
+    .purpose = "copy a named recipe, or a preset, into a file",
+    .usage = "RECIPE|SECTION=PRESET FILE",
+    .examples = {{"recipe cp llama3-8b my.yaml", ""},
+                 {"recipe cp cluster=h100 mine.yaml", "GPUs and a network for `plan --cluster ./mine.yaml`"}},
     .max_words = 2,
     .run = run_recipe_cp,
 };
