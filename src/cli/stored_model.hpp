@@ -17,7 +17,9 @@ inline constexpr const char* kServingLayout =
     "Overrides apply to the recipe in the checkpoint: train.threads=1.\n"
     "One process holds the full model, whatever layout trained it; --nproc N and mpirun shard it over N "
     "ranks\n"
-    "by dist.tp and dist.pp of the recipe or of overrides: --nproc 4 dist.tp=2 dist.pp=2.\n"
+    "by dist.tp and dist.pp of the recipe or of overrides: --nproc 4 dist.tp=2 dist.pp=2. dist.ep=N shards "
+    "the\n"
+    "experts instead of dist.tp.\n"
     "The first token that the tokenizer adds (<bos> of Llama and Gemma) is added once, at the beginning.\n";
 
 // The number of ranks of this launch; with --nproc of those that it starts.

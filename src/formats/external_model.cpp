@@ -68,7 +68,13 @@ std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::Te
   // Do not pad rows of another width: the model does not fit, and the message gives the real number.
   ours.padded_vocab_size =
       model.hidden_size == model_.hidden_size ? *model.padded_vocab_size : model_.vocab_size;
-  return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_));
+  const int64_t stored = prediction_layers_.count;
+  std::string help;
+  if (ours.mtp_num_layers.value_or(0) > stored)
+    help = "the files have " + (stored == 0 ? "no layer" : counted(stored, "layer")) +
+           " for multi-token prediction: set model.mtp_num_layers=" +
+           (stored == 0 ? "null" : std::to_string(stored));
+  return std::make_unique<RearrangedSource>(files, parameter_table(ours, names_), help);
 }
 
 namespace {

@@ -31,7 +31,8 @@ ArrangementTable inverted(const ArrangementTable& table) {
   return result;
 }
 
-RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table)
+RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table,
+                                   const std::string& help)
     : source_(source) {
   std::vector<std::string> problems;
   for (const auto& [name, shape] : table.sources) {
@@ -45,7 +46,8 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
     const size_t count = problems.size();
     fail(ErrorCode::format,
          source_.description() + ": " + std::to_string(count) + (count == 1 ? " tensor is" : " tensors are") +
-             " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8));
+             " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8),
+         help);
   }
   for (auto& [name, target] : table.targets) {
     CAPSTAN_ASSERT(

@@ -45,9 +45,9 @@ struct RearrangedTensor : checkpoint::TensorInfo {
 };
 class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
  public:
-  // Throws ErrorCode::format with all tensors that are missing or have another shape. Keeps a reference to
-  // `source`.
-  RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
+  // Throws ErrorCode::format with all tensors that are missing or have another shape, and `help`. Keeps a
+  // reference to `source`.
+  RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table, const std::string& help = {});
 
   std::string description() const override { return source_.description(); }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;

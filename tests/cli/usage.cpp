@@ -89,6 +89,10 @@ TEST_CASE("help goes to standard output, the short one fits a small terminal") {
   }
   CHECK(count_lines(run({"-h"}).out) <= 24);
   CHECK(count_lines(run({"data", "-h"}).out) <= 24);
+  // Every way to shard a model that is served.
+  for (const char* command : {"eval", "generate"})
+    for (const char* axis : {"dist.tp", "dist.pp", "dist.ep"})
+      CHECK(contains(run({command, "--help"}).out, axis));
 }
 
 TEST_CASE("help lists every command and topic, and shows the pages of docs/") {

@@ -341,6 +341,12 @@ TEST_CASE("lists, maps and records") {
   CHECK(w.text("train: {skip: 7}\n").config.train.skip == std::vector<int64_t>{7});
   CHECK(w.text("train: {tags: a}\n").says("write [a]; to append an item: tags+: [a]"));
   CHECK(w.text("train: {env: [a]}\n").codes() == "C0206");
+  // Python's expressions, quoted or not, as a file or an override has them.
+  for (const char* expression : {"'[0]*1+[2]*3'", "([0]*1+[2]*3)", "\"[0, 2]+([2])*2\""})
+    CHECK(w.text("train.skip: " + std::string(expression) + "\n").says("write [0, 2, 2, 2]"));
+  CHECK(on_cli("train.skip", "[0]*1+[2]*3").find("write the list in full: [0, 2, 2, 2]") !=
+        std::string::npos);
+  CHECK(on_cli("train.skip", "[0]*a").find("in full") == std::string::npos);
   CHECK(w.text("train: {skip: [1, x, 3.5]}\n").codes() == "C0201 C0201");
   CHECK(w.text("train: {skip: [1, [2]]}\n").codes() == "C0206");
   CHECK(w.text("train: {modules: null}\n").ok());

@@ -556,6 +556,11 @@ const std::vector<RuleCase>& model_cases() {
        "8 is not between 1 and 7",
        "at most 7",
        {"model.cpu_offloading=true", "model.cpu_offloading_num_layers=7"}},
+      {"offloaded_layers_fit",
+       {"model.cpu_offloading=true"},
+       "`model.cpu_offloading` needs the number of layers",
+       "set model.cpu_offloading_num_layers to at least 1 and at most 7",
+       {"model.cpu_offloading=true", "model.cpu_offloading_num_layers=1"}},
       // ---- run ----
       {"resume_excludes_initial_weights",
        {"checkpoint.load=a", "checkpoint.pretrained_checkpoint=b"},

@@ -169,7 +169,7 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   has(experts.second, "= 1 * 4 * 1 = 4, though it is one of tensor * pipeline * context = 2\n");
   has(experts.second, "note: dense grid TP * CP * DP * PP = 2 * 1 * 3 * 1 = 6\n");
   has(experts.second, "note: expert grid ETP * EP * EDP * PP = 1 * 4 * EDP * 1 = 4 * EDP\n");
-  has(experts.second, "nearest legal dist.world_size: 4 or 8; or dist.expert_model_parallel_size: 3 or 6");
+  has(experts.second, "nearest legal dist.world_size: 4 or 8; or dist.expert_model_parallel_size: 2");
   // A user who multiplied TP * DP * EP into the world.
   const auto multiplied =
       world(16, {"dist.tp=2", "dist.sp=true", "dist.etp=1", "dist.ep=4", "dist.dp=2", "dist.edp=2"});

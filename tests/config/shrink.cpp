@@ -184,8 +184,32 @@ TEST_CASE("a layout of the command line takes more ranks than the recipe's batch
   };
   const std::string batch = reported({"dist.ep=2", "train.global_batch_size=4"});
   CHECK_MESSAGE(batch.find("micro_batch_size * data_parallel_size = 8") != std::string::npos, batch);
-  const std::string layout = reported({"dist.ep=3"});
+  const std::string layout = reported({"dist.ep=3", "model.num_moe_experts=6"});
   CHECK_MESSAGE(layout.find("the world of 4 ranks is not a multiple") != std::string::npos, layout);
+}
+
+TEST_CASE("sizes of the command line need not fit the large recipe") {
+  // 16 samples are fewer than data-parallel ranks, and 4 layers fewer than stages.
+  for (const char* recipe : {"deepseek-v2", "deepseek-v3", "kimi-k2", "llama3-70b", "mixtral-8x7b"})
+    for (const std::optional<int64_t> ranks : {std::optional<int64_t>{}, {1}, {4}}) {
+      CAPTURE(recipe);
+      CAPTURE(ranks.value_or(0));
+      const Config small = shrunk(recipe, {"train.global_batch_size=16", "model.num_layers=4"}, ranks).config;
+      CHECK(small.train.global_batch_size == 16);
+      CHECK(small.model.num_layers == 4);
+    }
+  const Config one = shrunk("deepseek-v3", {"train.global_batch_size=8"}, 1).config;
+  CHECK(one.dist.expert_model_parallel_size == 1);
+  CHECK(one.dist.world_size == 1);
+  // The values that are reported are those of the small recipe.
+  const Resolution wrong = resolve_shrunk(request_of("deepseek-v3", {"train.global_batch_size=3"}, 2));
+  CHECK_FALSE(wrong.ok());
+  CHECK(wrong.config.dist.world_size == 2);
+  // What a file gives is for the large recipe.
+  const auto path = std::filesystem::current_path() / "capstan-shrink-batch.yaml";
+  std::ofstream(path, std::ios::binary) << "extends: deepseek-v3\nname: own\ntrain.global_batch_size: 8\n";
+  CHECK_FALSE(resolve_shrunk(request_of(path.string(), {"train.train_iters=3"})).ok());
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("groups of experts stay, in proportion") {

@@ -226,6 +226,20 @@ TEST_CASE("layers for multi-token prediction are read where the recipe has them,
   // A file without the layer is not one of a model with it.
   const auto without = ExternalModel::open("hf:" + from.string());
   CHECK(holds(error_of([&] { without->parameters(model); }), "model.layers.3.enorm.weight"));
+  // What the recipe has to say instead.
+  const auto help_of = [](ExternalModel& files, const config::ModelConfig& asked) -> std::string {
+    try {
+      files.parameters(asked);
+    } catch (const Error& error) {
+      return error.help();
+    }
+    return {};
+  };
+  CHECK(
+      holds(help_of(*without, model), "no layer for multi-token prediction: set model.mtp_num_layers=null"));
+  config::ModelConfig two = model;
+  two.mtp_num_layers = 2;
+  CHECK(holds(help_of(*external, two), "1 layer for multi-token prediction: set model.mtp_num_layers=1"));
   // No other family has such layers.
   const auto llama = ExternalModel::open("hf:" + (test::kFormatFixtures / "families/llama").string());
   config::ModelConfig other = llama->model();

@@ -514,5 +514,13 @@ TEST_CASE("on the CPU no optimizer state is offloaded, and the log says so") {
         "host's");
   CHECK(offload_note(offloaded(config, 0.3), *test::Checked::make(1)).empty());
   CHECK(offload_note(in_files(config, 0.3, "/tmp"), *test::Cpu::make(1)).empty());
+  // A fraction of 0 offloads nothing on any device, nor to files.
+  for (const config::Config& none : {offloaded(config, 0), in_files(config, 0, "/tmp")}) {
+    CHECK(no_offload_note(none.optimizer) ==
+          "optimizer.optimizer_offload_fraction is 0: no optimizer state is offloaded");
+    CHECK(offload_note(none, *test::Cpu::make(1)).empty());
+  }
+  CHECK(no_offload_note(offloaded(config, 0.3).optimizer).empty());
+  CHECK(no_offload_note(config.optimizer).empty());
   CHECK(estimate_step(offloaded(config, 0.3)).memory.peak == estimate_step(config).memory.peak);
 }

@@ -253,9 +253,12 @@ TEST_CASE("a model with experts generates alike on one rank and on expert-parall
     CHECK_MESSAGE(refusal("").ends_with("give `dist.tp=2 dist.pp=1` or `dist.tp=1 dist.pp=2` or `dist.tp=1 "
                                         "dist.pp=1 dist.ep=2`; or start 1 rank"),
                   refusal(""));
-    CHECK(refusal("dist.tp=2 dist.ep=2").find("needs `dist.sequence_parallel`") != std::string::npos);
-    const std::string both = refusal("dist.tp=2 dist.ep=2 dist.etp=1 dist.sp=true");
-    CHECK(both.find("either dist.tp or dist.ep") != std::string::npos);
+    for (const std::string more : {"", " dist.etp=1 dist.sp=true"}) {
+      const std::string both = refusal("dist.tp=2 dist.ep=2" + more);
+      CHECK_MESSAGE(both.find("dist.tp=2 and dist.ep=2 exclude each other here") != std::string::npos, both);
+      CHECK_MESSAGE(both.find("`dist.tp=1 dist.pp=1 dist.ep=2`") != std::string::npos, both);
+      CHECK_MESSAGE(both.find("set dist.sequence_parallel") == std::string::npos, both);
+    }
   }
 }
 

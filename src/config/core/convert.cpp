@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "config/core/external.hpp"
+#include "config/core/list_expression.hpp"
 
 namespace capstan::config {
 
@@ -105,6 +106,15 @@ class Converter {
 
   std::optional<Value> list(const Type& type, const Node& node, const std::string& path) {
     Value result = Value::list();
+    if (node.kind == Node::Kind::scalar && type.element->kind == Type::Kind::integer) {
+      const std::string full = list_in_full(node.text);
+      if (!full.empty()) {
+        error("C0206", "`" + path + "` takes a list, not the text `" + shown(node.text) + "`", node,
+              "write " + full)
+            .replace(node.location, full);
+        return std::nullopt;
+      }
+    }
     if (node.kind == Node::Kind::scalar && field_.scalar_ok) {
       if (node.text.find(',') != std::string::npos && !node.quoted &&
           type.element->kind != Type::Kind::text && type.element->kind != Type::Kind::path) {

@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "base/utf8.hpp"
+#include "config/core/list_expression.hpp"
 
 namespace capstan::config {
 
@@ -72,8 +73,10 @@ class ValueParser {
     auto node = value(0);
     if (!node) return std::nullopt;
     skip();
-    if (at_ < text_.size()) return failed(at_, text_.size(), "text after the end of the value", "");
-    return node;
+    if (at_ == text_.size()) return node;
+    const std::string full = list_in_full(text_);
+    return failed(at_, text_.size(), "text after the end of the value",
+                  full.empty() ? "" : "write the list in full: " + full);
   }
 
  private:

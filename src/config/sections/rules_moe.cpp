@@ -1,6 +1,8 @@
 // Mixture of experts: routing, capacity, and the layout of the experts over the ranks.
 #include <algorithm>
+#include <numeric>
 
+#include "base/checked.hpp"
 #include "config/sections/conditions.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/rule_tools.hpp"
@@ -21,14 +23,20 @@ RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs a model w
 }
 
 RULE("R0702", expert_parallel_divides_experts, "num_moe_experts is divisible by the expert-parallel size",
-     "model.num_moe_experts", "dist.expert_model_parallel_size") {
-  const int64_t ep = c.dist.expert_model_parallel_size;
-  if (!has_experts(c) || *c.model.num_moe_experts % ep == 0) return;
+     "model.num_moe_experts", "dist.expert_model_parallel_size", "?dist.world_size",
+     "?dist.expert_tensor_parallel_size", "?dist.pipeline_model_parallel_size") {
+  const int64_t ep = c.dist.expert_model_parallel_size, experts = c.model.num_moe_experts.value_or(0);
+  if (!has_experts(c) || experts % ep == 0) return;
+  // Sizes that also divide the world, if any do.
+  const auto others =
+      try_mul(c.dist.expert_tensor_parallel_size.value_or(1), c.dist.pipeline_model_parallel_size);
+  const bool divides = others && c.dist.world_size % *others == 0;
   report
-      .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) +
+      .error("`model.num_moe_experts` " + to_text(experts) +
              " is not divisible by the expert-parallel size " + to_text(ep))
       .help("nearest legal dist.expert_model_parallel_size: " +
-            nearest_divisors(ep, *c.model.num_moe_experts));
+            nearest_divisors(ep, divides ? std::gcd(experts, c.dist.world_size / *others) : experts))
+      .at("dist.expert_model_parallel_size");
 }
 
 RULE("R0703", expert_tensor_divides_expert_width,
@@ -156,17 +164,20 @@ RULE("R0710", expert_groups_fit,
     report
         .error("`model.moe_router_group_topk` " + to_text(chosen) + " is more than the " +
                counted(groups, "group"))
-        .help("set it to at most " + to_text(groups));
+        .help("set model.moe_router_group_topk to at most " + to_text(groups))
+        .at("model.moe_router_group_topk");
   else if (m.moe_router_topk > chosen * (all / groups))
     report
         .error("`model.moe_router_topk` " + to_text(m.moe_router_topk) + " is more than the " +
                counted(chosen * (all / groups), "expert") + " of the chosen groups")
-        .help("set it to at most " + to_text(chosen * (all / groups)));
+        .help("set model.moe_router_topk to at most " + to_text(chosen * (all / groups)))
+        .at("model.moe_router_topk");
   else if (m.moe_router_group_score_topk.value_or(1) > all / groups)
     report
         .error("`model.moe_router_group_score_topk` " + to_text(*m.moe_router_group_score_topk) +
                " is more than the " + counted(all / groups, "expert") + " of a group")
-        .help("set it to at most " + to_text(all / groups));
+        .help("set model.moe_router_group_score_topk to at most " + to_text(all / groups))
+        .at("model.moe_router_group_score_topk");
 }
 
 bool balances_by(const Config& c, RouterBalancing type) {
@@ -190,10 +201,12 @@ RULE("R0712", padding_needs_capacity, "moe_pad_expert_input_to_capacity needs mo
       .help("set model.moe_expert_capacity_factor=1.0, or model.moe_pad_expert_input_to_capacity=false");
 }
 
-RULE("R0713", shared_overlap_needs_exchange, "moe_shared_expert_overlap needs the alltoall dispatcher",
-     "model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type") {
+RULE("R0713", shared_overlap_needs_exchange,
+     "with expert parallelism, moe_shared_expert_overlap needs the alltoall dispatcher",
+     "model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type",
+     "dist.expert_model_parallel_size") {
   const auto& m = c.model;
-  if (!has_experts(c) || !m.moe_shared_expert_overlap ||
+  if (!has_experts(c) || c.dist.expert_model_parallel_size == 1 || !m.moe_shared_expert_overlap ||
       m.moe_token_dispatcher_type == TokenDispatcher::alltoall)
     return;
   report
@@ -284,7 +297,8 @@ RULE("R0716", some_layer_has_experts, "at least one layer of a model with expert
      "model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers") {
   if (!has_experts(c)) return;
   const auto& freq = c.model.moe_layer_freq.items;
-  if (!moe_layers(c.model).empty()) return;
+  // The rule listed_layers_fit reports a single 0.
+  if (!moe_layers(c.model).empty() || freq == std::vector<int64_t>{0}) return;
   const std::string numbers = "moe_first_dense_layers is " + to_text(c.model.moe_first_dense_layers) +
                               ", moe_layer_freq " + to_text(freq[0]);
   report

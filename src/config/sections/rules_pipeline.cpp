@@ -65,15 +65,23 @@ RULE("R0302", stages_divide_layers,
 
 RULE("R0303", virtual_stages_divide_layers,
      "the number of layers of a stage is divisible by the number of virtual stages",
-     "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size", "model.num_layers") {
+     "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size", "model.num_layers",
+     "?dist.pipeline_schedule") {
   const int64_t pp = c.dist.pipeline_model_parallel_size, vpp = virtual_stages(c);
   if (!has_pipeline(c) || vpp == 1 || uneven_ends(c) || c.dist.pipeline_model_parallel_layout) return;
   if (units(c) % pp != 0 || units(c) / pp % vpp == 0) return;
+  std::string help =
+      "nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp);
+  if (c.dist.pipeline_schedule == PipelineSchedule::zb_v)
+    help =
+        (accounts(c) ? ""
+                     : "nearest legal model.num_layers: " + nearest_multiples(units(c), pp * vpp) + "; or ") +
+        "set dist.virtual_pipeline_model_parallel_size=1 dist.pipeline_schedule=zb_h1";
   report
       .error("a pipeline stage has " + counted(units(c) / pp, "layer") + ", not a multiple of " +
              counted(vpp, "virtual stage"))
       .operand("layers of a stage", to_text(units(c) / pp))
-      .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp));
+      .help(help);
 }
 
 RULE("R0304", virtual_stage_layers_agree,

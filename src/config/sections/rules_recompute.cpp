@@ -153,15 +153,20 @@ RULE("R0806", saved_activations_distribute,
 }
 
 RULE("R0807", offloaded_layers_fit, "cpu_offloading_num_layers is at least 1 and less than num_layers",
-     "model.cpu_offloading_num_layers", "model.num_layers") {
+     "model.cpu_offloading_num_layers", "model.num_layers", "model.cpu_offloading") {
   if (!c.model.cpu_offloading) return;
-  const int64_t layers = c.model.cpu_offloading_num_layers;
-  if (layers < 1 || layers >= c.model.num_layers)
-    report
-        .error("`model.cpu_offloading_num_layers` " + to_text(layers) + " is not between 1 and " +
-               to_text(c.model.num_layers - 1))
-        .help("the last layer's activations are needed at once, so that at most " +
-              to_text(c.model.num_layers - 1) + " can be offloaded");
+  const int64_t layers = c.model.cpu_offloading_num_layers, most = c.model.num_layers - 1;
+  if (layers >= 1 && layers <= most) return;
+  const std::string why = "the last layer's activations are needed at once";
+  report
+      .error(layers < 1 ? "`model.cpu_offloading` needs the number of layers to offload, and "
+                          "`model.cpu_offloading_num_layers` is 0"
+                        : "`model.cpu_offloading_num_layers` " + to_text(layers) + " is not between 1 and " +
+                              to_text(most))
+      .help(most < 1 ? "set model.cpu_offloading=false: " + why + ", and the model has no other"
+                     : "set model.cpu_offloading_num_layers to at least 1 and at most " + to_text(most) +
+                           ": " + why)
+      .at(layers < 1 ? "model.cpu_offloading" : "model.cpu_offloading_num_layers");
 }
 
 }  // namespace

@@ -108,6 +108,8 @@ RULE("R0102", expert_world_divisible,
   const auto& d = c.dist;
   const auto experts = expert_grid(c);
   if (!experts || experts->divides(d.world_size) || !dense_grid(c).divides(d.world_size)) return;
+  // The rule expert_parallel_divides_experts reports the others.
+  if (*c.model.num_moe_experts % d.expert_model_parallel_size != 0) return;
   auto& found = report.error(
       "the world of " + counted(d.world_size, "rank") +
       " is not a multiple of expert tensor * expert * pipeline = " +
@@ -119,7 +121,8 @@ RULE("R0102", expert_world_divisible,
   const auto layout = try_mul(experts->outer, experts->pipeline);
   if (layout && d.world_size % *layout == 0)
     help += "; or dist.expert_model_parallel_size: " +
-            nearest_divisors(d.expert_model_parallel_size, d.world_size / *layout);
+            nearest_divisors(d.expert_model_parallel_size,
+                             std::gcd(*c.model.num_moe_experts, d.world_size / *layout));
   found.help(help);
 }
 

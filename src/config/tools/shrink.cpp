@@ -201,7 +201,7 @@ class Shrinker {
     int64_t least = std::max(kLayers, m_.window_attn_skip_freq.value_or(1));
     const std::vector<int64_t>& freq = m_.moe_layer_freq.items;
     if (m_.num_moe_experts && freq.size() == 1)
-      least = std::max(least, round_up(m_.moe_first_dense_layers, freq[0]) + 1);
+      least = std::max(least, round_up(m_.moe_first_dense_layers, std::max<int64_t>(1, freq[0])) + 1);
     for (const int64_t kind : {0, 1})
       if (m_.num_moe_experts && freq.size() > 1)
         least = std::max<int64_t>(least, std::ranges::find(freq, kind) - freq.begin() + 1);
@@ -418,18 +418,29 @@ Resolution resolve_launched(Request request, const Resolution& recipe) {
     request.imposed.push_back(Override::token("train.global_batch_size=null"));
   return resolve(request);
 }
+
+// Whether the recipe is right by itself and only breaks rules with the sizes of the command line, which are
+// those of the small model.
+bool only_sizes_are_wrong(const Resolution& full, Request request) {
+  if (full.malformed || full.bad_words || !full.failed.empty() || request.overrides.empty()) return false;
+  for (const Diagnostic& found : full.diagnostics)
+    if (found.level == Level::error && !found.code.starts_with('R')) return false;
+  request.overrides.clear();
+  return resolve(request).ok();
+}
 }  // namespace
 
 Resolution resolve_shrunk(const Request& request, ShrunkFrom* from) {
   Request any = request;
   any.ranks.reset();
   Resolution full = resolve(any);
-  if (!full.ok() && request.ranks) {
+  const bool shrinks = full.ok() || only_sizes_are_wrong(full, any);
+  if (!shrinks && request.ranks) {
     Resolution launched = resolve_launched(request, full);
     if (count(launched.diagnostics, Level::error) <= count(full.diagnostics, Level::error))
       full = std::move(launched);
   }
-  if (!full.ok()) return full;
+  if (!shrinks && !full.ok()) return full;
   Resolution small = resolve_small(full, request);
   if (!from) return small;
   if (request.ranks && shrink(full, {}).world > small.config.dist.world_size)

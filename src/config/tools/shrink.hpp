@@ -19,10 +19,10 @@ struct Shrunk {
   int64_t world = 1;
 };
 
-// The overrides that shrink `recipe`, which must be ok(). Every axis of parallelism above 1 becomes 2, in the
-// order tensor, pipeline, context, as long as `ranks` (null: as many as it takes) are divided by them, and
-// data parallelism has the rest. Sizes and lengths that the command line gives stay as they are given; data,
-// tokenizer and weights do not.
+// The overrides that shrink `recipe`, whose fields all have a value. Every axis of parallelism above 1
+// becomes 2, in the order tensor, pipeline, context, as long as `ranks` (null: as many as it takes) are
+// divided by them, and data parallelism has the rest. Sizes and lengths that the command line gives stay as
+// they are given; data, tokenizer and weights do not.
 Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks);
 
 struct ShrunkFrom {
@@ -32,7 +32,8 @@ struct ShrunkFrom {
 };
 
 // The recipe of the request, shrunk to its `ranks` by values of the origin `imposed_by`, and what it was. A
-// recipe with errors comes back as it is, and `from` is left.
+// recipe with errors comes back as it is, and `from` is left; sizes of the command line that do not fit the
+// large recipe are no errors.
 Resolution resolve_shrunk(const Request& request, ShrunkFrom* from = nullptr);
 
 }  // namespace capstan::config

@@ -4,6 +4,10 @@
 
 namespace capstan::train {
 
+static bool offloads_optimizer(const config::OptimizerConfig& config) {
+  return config.optimizer_cpu_offload && config.optimizer_offload_fraction > 0;
+}
+
 bool offloads_activations(const config::Config& config, const Device& device) {
   return config.model.cpu_offloading && !device.shares_host_memory();
 }
@@ -22,9 +26,14 @@ std::string state_file_note(const optim::StateFile* file, int ranks) {
                             : ", with buffered I/O, because the file system has no direct I/O");
 }
 
+std::string no_offload_note(const config::OptimizerConfig& config) {
+  if (!config.optimizer_cpu_offload || offloads_optimizer(config)) return {};
+  return "optimizer.optimizer_offload_fraction is 0: no optimizer state is offloaded";
+}
+
 std::string offload_note(const config::Config& config, const Device& device) {
   const bool activations = config.model.cpu_offloading,
-             optimizer = config.optimizer.optimizer_cpu_offload && !state_directory(config);
+             optimizer = offloads_optimizer(config.optimizer) && !state_directory(config);
   if (!(activations || optimizer) || !device.shares_host_memory()) return {};
   return std::string(activations ? "model.cpu_offloading" : "") + (activations && optimizer ? " and " : "") +
          (optimizer ? "optimizer.optimizer_cpu_offload" : "") +

@@ -20,6 +20,9 @@ const std::optional<config::Path>& state_directory(const config::Config& config)
 // The line of the log about the file of rank 0's optimizer state; empty: there is none.
 std::string state_file_note(const optim::StateFile* file, int ranks);
 
+// The line of the log where the recipe offloads a fraction of 0 of the optimizer state; empty: it does not.
+std::string no_offload_note(const config::OptimizerConfig& config);
+
 // The line of the log where the recipe asks for an offload that the device does not need; empty: none.
 std::string offload_note(const config::Config& config, const Device& device);
 

@@ -57,6 +57,37 @@ config::Resolution resolve_to_serve(config::Request request, const Resolve& reso
   return without.ok() ? std::move(without) : std::move(resolution);
 }
 
+// The layouts that divide the model over this launch, to be shown in a message.
+std::string fitting_layouts(const config::Config& config) {
+  const int64_t world = config.dist.world_size;
+  const std::string no_experts = config.dist.expert_model_parallel_size > 1 ? " dist.ep=1" : "";
+  std::vector<std::string> fitting;
+  for (int64_t tp = world; tp >= 1; --tp)
+    if (world % tp == 0 && config.model.num_attention_heads % tp == 0 &&
+        config.model.num_layers % (world / tp) == 0)
+      fitting.push_back("`dist.tp=" + std::to_string(tp) + " dist.pp=" + std::to_string(world / tp) +
+                        no_experts + "`");
+  if (const auto experts = config.model.num_moe_experts; experts && *experts % world == 0)
+    fitting.push_back("`dist.tp=1 dist.pp=1 dist.ep=" + std::to_string(world) + "`");
+  return join(fitting, " or ");
+}
+
+// Tensor with expert parallelism needs rows that are sharded over the tensor-parallel ranks. Reported before
+// the rules of training, which ask for sequence parallelism.
+void check_one_kind_of_shard(const config::Resolution& resolution) {
+  const config::DistConfig& d = resolution.config.dist;
+  if (!resolution.failed.empty() || !resolution.config.model.num_moe_experts ||
+      d.tensor_model_parallel_size == 1 || d.expert_model_parallel_size == 1)
+    return;
+  const std::string fitting = fitting_layouts(resolution.config);
+  fail(ErrorCode::config,
+       "dist.tp=" + std::to_string(d.tensor_model_parallel_size) +
+           " and dist.ep=" + std::to_string(d.expert_model_parallel_size) +
+           " exclude each other here: evaluation and generation do not shard the rows over the "
+           "tensor-parallel ranks",
+       fitting.empty() ? "set dist.tp=1 or dist.ep=1" : "give " + fitting);
+}
+
 // Evaluation and generation run one sequence at a time, so only tensor, pipeline and expert parallelism can
 // divide the model. Expert-parallel ranks all compute the dense layers, and exchange tokens for the experts.
 void check_serving_layout(const config::Config& config) {
@@ -70,25 +101,16 @@ void check_serving_layout(const config::Config& config) {
     fail(ErrorCode::config,
          "dist.sequence_parallel=true: evaluation and generation do not shard the rows over the "
          "tensor-parallel ranks",
-         d.expert_model_parallel_size > 1 ? "remove the override, and shard with either dist.tp or dist.ep"
-                                          : "remove the override; it does not change the generated tokens");
+         "remove the override; it does not change the generated tokens");
   const int64_t tp = d.tensor_model_parallel_size, pp = d.pipeline_model_parallel_size,
                 ep = d.expert_model_parallel_size;
   if (tp * pp * ep == d.world_size) return;
-  std::vector<std::string> fitting;
-  for (int64_t t = d.world_size; t >= 1; --t)
-    if (d.world_size % t == 0 && config.model.num_attention_heads % t == 0 &&
-        config.model.num_layers % (d.world_size / t) == 0)
-      fitting.push_back("`dist.tp=" + std::to_string(t) + " dist.pp=" + std::to_string(d.world_size / t) +
-                        "`");
-  if (const auto experts = config.model.num_moe_experts; experts && *experts % d.world_size == 0)
-    fitting.push_back("`dist.tp=1 dist.pp=1 dist.ep=" + std::to_string(d.world_size) + "`");
+  const std::string fitting = fitting_layouts(config);
   fail(ErrorCode::config,
        "the model needs tensor * pipeline" + std::string(ep > 1 ? " * expert" : "") + " = " +
            std::to_string(tp) + " * " + std::to_string(pp) + (ep > 1 ? " * " + std::to_string(ep) : "") +
            " = " + counted(tp * pp * ep, "rank") + ", and there are " + std::to_string(d.world_size),
-       (fitting.empty() ? "" : "give " + join(fitting, " or ") + "; or ") + "start " +
-           counted(tp * pp * ep, "rank"));
+       (fitting.empty() ? "" : "give " + fitting + "; or ") + "start " + counted(tp * pp * ep, "rank"));
 }
 
 }  // namespace
@@ -187,6 +209,7 @@ StoredRecipe stored_recipe(const std::string& name, const std::vector<config::Ov
     stored.resolution =
         resolve_to_serve(request, [](const config::Request& asked) { return config::resolve(asked); });
   }
+  check_one_kind_of_shard(stored.resolution);
   if (!stored.resolution.ok()) return stored;
   stored.hidden_presets = hidden_presets(stored.resolution, overrides);
   refuse_tokenizer_preset(stored);

@@ -125,7 +125,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   for (const std::string& note :
        {shared_gpus(world_, runner_->device()), transport.note,
         tensor_overlap_note(config_, transport.transport), offload_note(config_, runner_->device()),
-        state_file_note(state_file, world_.size())})
+        no_offload_note(config_.optimizer), state_file_note(state_file, world_.size())})
     if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, nullptr, *log_);
