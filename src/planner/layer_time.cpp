@@ -53,10 +53,10 @@ class LayerClock {
         t_(real(shape.tp)),
         tokens_(shape.tokens()),
         shard_(shape.sequence_parallel ? tokens_ / t_ : tokens_),
-        tp_(group_of(cluster, 1, shape.tp)),
-        cp_(group_of(cluster, shape.tp, shape.cp)),
-        ep_(group_of(cluster, shape.etp, shape.ep)),
-        etp_(group_of(cluster, 1, shape.etp)) {}
+        tp_(group_of(cluster, 1, shape.tp, shape.gpus())),
+        cp_(group_of(cluster, shape.tp, shape.cp, shape.gpus())),
+        ep_(group_of(cluster, shape.etp, shape.ep, shape.gpus())),
+        etp_(group_of(cluster, 1, shape.etp, shape.gpus())) {}
 
   StageTime layer(bool expert_layer) {
     time_ = {};
@@ -175,11 +175,12 @@ class LayerClock {
     add_blocks();
   }
 
-  // Length of a causal sequence whose queries have as many keys, in the mean, as those of one kernel. A ring
-  // attends to the tokens of one rank at a time: to its own causally, of others to half of the pairs, in
-  // blocks of half of the queries or keys, where a query has half as many again.
+  // Length of a causal sequence whose queries have as many keys, in the mean, as those of one kernel. With
+  // keys of other ranks, by a ring or an all-gather, a kernel attends to the tokens of one rank at a time: to
+  // its own causally, of others to half of the pairs, in blocks of half of the queries or keys, where a query
+  // has half as many again.
   double causal_length() const {
-    if (s_.cp == 1 || s_.context_exchange != ContextExchange::ring) return real(s_.seq);
+    if (s_.cp == 1 || s_.context_exchange == ContextExchange::all_to_all) return real(s_.seq);
     const double c = real(s_.cp);
     return real(s_.seq) / c * (1.5 - 0.5 / c);
   }
@@ -208,7 +209,7 @@ class LayerClock {
     time_.input_gradients.context += gather ? (1 + kGradientBytes / s_.activation_bytes) * one : one;
   }
 
-  // Outputs, and gradients of queries, keys and values, of the blocks of a ring are added up in 32 bits.
+  // Outputs, and gradients of queries, keys and values, of the blocks of other ranks are added up in 32 bits.
   void add_blocks() {
     if (s_.cp == 1 || s_.context_exchange == ContextExchange::all_to_all) return;
     const double values = tokens_ / t_, query = real(s_.query_width()), kv = 2 * real(s_.kv_width()),
@@ -253,19 +254,21 @@ class LayerClock {
     const StageTime before = time_;
     if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
     if (s_.dispatch == TokenDispatch::allgather) {
-      gather_rows(group_of(c_, 1, s_.ep * s_.etp), s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h);
+      gather_rows(group_of(c_, 1, s_.ep * s_.etp, s_.gpus()),
+                  s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h,
+                  s_.ep > 1 ? &WorkTime::expert : &WorkTime::tensor);
       return;
     }
     exchange_tokens(rows, before);
-    gather_rows(etp_, s_.activation_bytes * slots * h);
+    gather_rows(etp_, s_.activation_bytes * slots * h, &WorkTime::tensor);
   }
 
   // The ranks gather rows of tokens and reduce outputs of experts, and the reverse in the backward pass.
-  void gather_rows(const Group& ranks, double bytes) {
+  void gather_rows(const Group& ranks, double bytes, double WorkTime::*part) {
     if (ranks.size == 1) return;
     const double one = collective_seconds(c_, ranks, Collective::all_gather, bytes) +
                        collective_seconds(c_, ranks, Collective::reduce_scatter, bytes);
-    time_.forward.tensor += one, time_.input_gradients.tensor += one;
+    time_.forward.*part += one, time_.input_gradients.*part += one;
   }
 
   // Rows to their experts and back: `bytes` of topk copies of each token. Another micro-batch's work hides

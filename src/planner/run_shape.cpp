@@ -167,6 +167,8 @@ RunShape run_shape(const config::Config& config) {
   s.dp = dist.data_parallel_size.value_or(dist.world_size / (s.tp * s.pp * s.cp));
   s.sequence_parallel = dist.sequence_parallel && s.tp > 1;
   s.sharding = config.ddp.data_parallel_sharding_strategy;
+  s.instances = config.ddp.num_distributed_optimizer_instances;
+  s.shards_over_instances = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
   s.schedule = dist.pipeline_schedule.value_or(config::PipelineSchedule::one_f_one_b);
   s.group = dist.microbatch_group_size_per_vp_stage.value_or(s.pp);
   s.micro_batch = config.train.micro_batch_size;

@@ -94,6 +94,10 @@ struct RunShape {
   int64_t tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1, etp = 1, dp = 1;
   bool sequence_parallel = false;
   config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  // Groups of data-parallel ranks, each of which has all sharded state (HSDP); the optimizer's state can be
+  // sharded over them too.
+  int64_t instances = 1;
+  bool shards_over_instances = false;
   config::PipelineSchedule schedule = config::PipelineSchedule::one_f_one_b;
   // Micro-batches that pass through a chunk before the next chunk's turn.
   int64_t group = 1;
@@ -146,6 +150,9 @@ struct RunShape {
   double tokens() const { return static_cast<double>(micro_batch * seq) / static_cast<double>(cp); }
   // Data-parallel replicas of routed experts.
   int64_t expert_dp() const { return gpus() / (etp * ep * pp); }
+  // Ranks over which the state of dense parameters and of routed experts is sharded.
+  int64_t dense_shards() const { return std::max<int64_t>(1, dp * cp / instances); }
+  int64_t expert_shards() const { return std::max<int64_t>(1, expert_dp() / instances); }
   bool is_expert_layer(int64_t layer) const {
     return experts && std::ranges::binary_search(experts->layers, layer);
   }

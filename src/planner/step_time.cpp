@@ -82,37 +82,61 @@ StageTime rank_time(const RunShape& s, const std::vector<StageTime>& stages, int
   return sum;
 }
 
+// Of the parameters of a rank, those that are trained.
+RankParameters trained_parameters(const RunShape& s, const RankParameters& all) {
+  return s.frozen_base ? RankParameters{s.adapter_parameters, 0} : all;
+}
+
 // Communication of data parallelism in a step of one rank, without anything that hides it.
 struct DataTraffic {
   double gradients = 0, parameters = 0;
 };
 
-DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
+// Parameters of a rank that its step gathers where they are sharded: all for the forward and the backward
+// pass of each micro-batch, but for the two blocks (layers, or tables) that one pass leaves to the next.
+RankParameters gathered_parameters(const RunShape& s, RankParameters all) {
+  const double passes = 2 * real(s.micro_batches());
+  all.dense *= passes, all.experts *= passes;
+  if (s.pp > 1) return all;
+  const LayerParameters layer = layer_parameters(s, s.is_expert_layer(s.layers - 1));
+  const double table = s.tied ? 0 : real(s.vocab * s.hidden);
+  all.dense -= (passes - 1) * ((layer.sharded + table) / real(s.tp) + layer.replicated);
+  all.experts -= (passes - 1) * layer.experts / real(s.ep * s.etp);
+  return all;
+}
+
+// Of `trained` parameters, whose replicas are on `shards` ranks of each optimizer instance at a distance of
+// `stride`; `gathered`: by gathered_parameters().
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, int64_t shards, double trained,
+                         double gathered) {
   using enum config::ShardingStrategy;
-  const Group dense = group_of(c, s.tp, s.dp * s.cp),
-              experts = group_of(c, s.etp * s.ep, std::max<int64_t>(1, s.expert_dp()));
-  const auto both = [&](Collective collective, double bytes) {
-    return collective_seconds(c, dense, collective, bytes * p.dense) +
-           collective_seconds(c, experts, collective, bytes * p.experts);
-  };
-  DataTraffic traffic;
-  if (s.frozen_base) {
-    traffic.gradients =
-        collective_seconds(c, dense, Collective::all_reduce, s.reduced_bytes * s.adapter_parameters);
-    return traffic;
-  }
-  if (s.sharding == no_shard) {
-    traffic.gradients = both(Collective::all_reduce, s.reduced_bytes);
-    return traffic;
-  }
-  traffic.gradients = both(Collective::reduce_scatter, s.reduced_bytes);
-  traffic.parameters = both(Collective::all_gather, s.parameter_bytes);
-  const double micro_batches = real(s.micro_batches());
-  // Gradients that are sharded are reduced after each micro-batch; parameters that are sharded are gathered
-  // for its forward and for its backward pass.
-  if (s.sharding >= optim_grads) traffic.gradients *= micro_batches;
-  if (s.sharding == optim_grads_params) traffic.parameters *= 2 * micro_batches;
+  const Group shard = group_of(c, stride, shards, s.gpus()),
+              replica = group_of(c, stride * shards, s.instances, s.gpus());
+  if (s.sharding == no_shard)
+    return {collective_seconds(c, shard, Collective::all_reduce, s.reduced_bytes * trained), 0};
+  const double slice = trained / real(shards);
+  DataTraffic traffic{
+      collective_seconds(c, shard, Collective::reduce_scatter, s.reduced_bytes * trained),
+      collective_seconds(c, shard, Collective::all_gather,
+                         s.parameter_bytes * (s.sharding == optim_grads_params ? gathered : trained))};
+  // Gradients that are sharded are reduced after each micro-batch.
+  if (s.sharding >= optim_grads) traffic.gradients *= real(s.micro_batches());
+  // The slice of a rank is reduced between instances once in a step.
+  const Collective between = s.shards_over_instances ? Collective::reduce_scatter : Collective::all_reduce;
+  traffic.gradients += collective_seconds(c, replica, between, s.reduced_bytes * slice);
+  if (s.shards_over_instances)
+    traffic.parameters += collective_seconds(c, replica, Collective::all_gather, s.parameter_bytes * slice);
   return traffic;
+}
+
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
+  const RankParameters trained = trained_parameters(s, p),
+                       gathered =
+                           gathered_parameters(s, {p.dense + (s.frozen_base ? trained.dense : 0), p.experts});
+  const DataTraffic dense = data_traffic(s, c, s.tp, s.dense_shards(), trained.dense, gathered.dense),
+                    experts = data_traffic(s, c, s.etp * s.ep, s.expert_shards(), trained.experts,
+                                           gathered.experts);
+  return {dense.gradients + experts.gradients, dense.parameters + experts.parameters};
 }
 
 void add_data_time(const RunShape& s, const DataTraffic& traffic, const StageTime& one, StepTime& step) {
@@ -136,11 +160,11 @@ void add_data_time(const RunShape& s, const DataTraffic& traffic, const StageTim
 }
 
 double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParameters& p) {
-  double parameters = p.total();
-  if (s.frozen_base)
-    parameters = s.adapter_parameters;
-  else if (s.sharding != config::ShardingStrategy::no_shard)
-    parameters = p.dense / real(s.dp * s.cp) + p.experts / real(std::max<int64_t>(1, s.expert_dp()));
+  const RankParameters trained = trained_parameters(s, p);
+  double parameters = trained.total();
+  if (s.sharding != config::ShardingStrategy::no_shard)
+    parameters = (trained.dense / real(s.dense_shards()) + trained.experts / real(s.expert_shards())) /
+                 real(s.shards_over_instances ? s.instances : 1);
   // The gradient is read for the norm and for the update; the state is read and written.
   const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
   const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;

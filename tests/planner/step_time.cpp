@@ -225,25 +225,25 @@ TEST_CASE("collectives take the time of their steps and bytes") {
   cluster.intra_bandwidth = 100, cluster.inter_bandwidth = 10;
   cluster.intra_latency = 2, cluster.inter_latency = 20;
   // Eight ranks of a node: seven steps, and 7/8 of the bytes at 100 GB/s.
-  const Group node = group_of(cluster, 1, 8);
-  CHECK(node.domains() == 1);
+  const Group node = group_of(cluster, 1, 8, 8);
+  CHECK(node.domains == 1);
   CHECK(collective_seconds(cluster, node, Collective::all_gather, 8e9) == doctest::Approx(14e-6 + 0.07));
   CHECK(collective_seconds(cluster, node, Collective::all_reduce, 8e9) == doctest::Approx(28e-6 + 0.14));
   // Four nodes: each of the eight ranks of a node moves an eighth over its own adapter.
-  const Group four = group_of(cluster, 1, 32);
+  const Group four = group_of(cluster, 1, 32, 32);
   CHECK(four.local == 8);
-  CHECK(four.domains() == 4);
+  CHECK(four.domains == 4);
   CHECK(collective_seconds(cluster, four, Collective::all_gather, 8e9) ==
         doctest::Approx(14e-6 + 0.07 + 60e-6 + 0.075));
   // With tensor parallelism of 8 a data-parallel group has one rank in a node.
-  const Group data = group_of(cluster, 8, 4);
+  const Group data = group_of(cluster, 8, 4, 32);
   CHECK(data.local == 1);
   CHECK(collective_seconds(cluster, data, Collective::reduce_scatter, 8e9) == doctest::Approx(60e-6 + 0.6));
   // Small messages over many nodes take the tree: 2 log2(N) steps and not 2 (N - 1).
-  const Group many = group_of(cluster, 8, 256);
+  const Group many = group_of(cluster, 8, 256, 2048);
   CHECK(collective_seconds(cluster, many, Collective::all_reduce, 8) ==
         doctest::Approx(16 * 20e-6).epsilon(1e-3));
-  CHECK(collective_seconds(cluster, group_of(cluster, 1, 1), Collective::all_reduce, 8e9) == 0);
+  CHECK(collective_seconds(cluster, group_of(cluster, 1, 1, 1), Collective::all_reduce, 8e9) == 0);
   // A measured bus bandwidth replaces the adapters' peak, by the logarithm of the number of nodes.
   cluster.bus_bandwidth_by_nodes = {{"2", 80}, {"8", 40}};
   CHECK(collective_seconds(cluster, four, Collective::all_gather, 8e9) ==
@@ -256,6 +256,51 @@ TEST_CASE("collectives take the time of their steps and bytes") {
   CHECK(collective_seconds(cluster, four, Collective::all_reduce, 8e9) == reduced);
 }
 
+namespace {
+
+// The most spread of all groups, by the domain of each rank.
+Group spread_of(int64_t domain, int64_t stride, int64_t size, int64_t gpus) {
+  Group widest{size, size, 1};
+  for (int64_t first = 0; first < gpus; ++first) {
+    if (first / stride % size != 0) continue;
+    std::map<int64_t, int64_t> by_domain;
+    for (int64_t i = 0; i < size; ++i) ++by_domain[(first + i * stride) / domain];
+    for (const auto& [of, count] : by_domain) widest.local = std::min(widest.local, count);
+    widest.domains = std::max(widest.domains, std::ssize(by_domain));
+  }
+  return widest;
+}
+
+}  // namespace
+
+TEST_CASE("a group has the domains of its ranks, and a run takes as many nodes of each domain") {
+  Cluster cluster = read_cluster("h100");
+  for (const int64_t node : {6, 7, 8}) {
+    cluster.gpus_per_node = node;
+    for (const int64_t stride : {1, 2, 3, 4, 8, 16})
+      for (const int64_t size : {2, 3, 4, 8}) {
+        CAPTURE(node);
+        CAPTURE(stride);
+        CAPTURE(size);
+        const int64_t gpus = 3 * 7 * 8 * 16;
+        const Group group = group_of(cluster, stride, size, gpus),
+                    ranks = spread_of(node, stride, size, gpus);
+        CHECK(group.local == ranks.local);
+        CHECK(group.domains == ranks.domains);
+      }
+  }
+  cluster.gpus_per_node = 6;
+  CHECK(!group_of(cluster, 1, 4, 4).crosses_domains());
+  CHECK(group_of(cluster, 1, 4, 48).crosses_domains());
+  // 16 of the 18 nodes of a rack divide 128 nodes; none of 10 to 18 divides 19, and one rack holds 18.
+  const Cluster racks = read_cluster("gb200");
+  CHECK(gpus_of_domain(racks, 512) == 64);
+  CHECK(gpus_of_domain(racks, 72) == 72);
+  CHECK(gpus_of_domain(racks, 76) == 72);
+  CHECK(!group_of(racks, 1, 64, 512).crosses_domains());
+  CHECK(group_of(racks, 1, 16, 144).crosses_domains());
+}
+
 // MCore MoE report (arXiv 2603.07685), HybridEP and NCCL's all-to-all on H100 and GB200. It does not state
 // the size: 4096 tokens of DeepSeek-V3 in 16 bits are assumed, whose experts are in four of eight groups.
 TEST_CASE("dispatches of tokens to experts take their published times") {
@@ -264,7 +309,7 @@ TEST_CASE("dispatches of tokens to experts take their published times") {
     const Cluster cluster = read_cluster(name);
     CAPTURE(cluster.gpu);
     CAPTURE(ranks);
-    const Group group = group_of(cluster, 1, ranks);
+    const Group group = group_of(cluster, 1, ranks, ranks);
     const double one = 1e6 * dispatch_seconds(cluster, group, kTokens, 8, 4),
                  copies = 1e6 * collective_seconds(cluster, group, Collective::all_to_all, 8 * kTokens);
     MESSAGE(cluster.gpu, ", ", ranks, " ranks: ", one, " us for ", deduplicated, ", all-to-all ", copies,
@@ -345,11 +390,11 @@ TEST_CASE("an all-gather of tokens takes the time of its collectives, and no sec
   const WorkTime exchanged = stage_times(s, cluster).front().forward;
   s.dispatch = TokenDispatch::allgather;
   const WorkTime gathered = stage_times(s, cluster).front().forward;
-  CHECK(gathered.expert == 0);
+  CHECK(gathered.tensor == 0);
   CHECK(gathered.memory < exchanged.memory);
   const double bytes = 2. * 8 * 4096 * 4096;
-  const Group ranks = group_of(cluster, 1, 8);
-  CHECK(gathered.tensor ==
+  const Group ranks = group_of(cluster, 1, 8, 8);
+  CHECK(gathered.expert ==
         doctest::Approx(collective_seconds(cluster, ranks, Collective::all_gather, bytes) +
                         collective_seconds(cluster, ranks, Collective::reduce_scatter, bytes)));
 }
@@ -400,8 +445,8 @@ TEST_CASE("other time grows with the number of ranks, of which the slowest decid
 
 TEST_CASE("in a mesh without a switch a pair has one link") {
   const Cluster mesh = read_cluster("mi300x");
-  const double two = collective_seconds(mesh, group_of(mesh, 1, 2), Collective::all_gather, 1e9),
-               eight = collective_seconds(mesh, group_of(mesh, 1, 8), Collective::all_gather, 1e9);
+  const double two = collective_seconds(mesh, group_of(mesh, 1, 2, 2), Collective::all_gather, 1e9),
+               eight = collective_seconds(mesh, group_of(mesh, 1, 8, 8), Collective::all_gather, 1e9);
   CHECK(two > 3 * eight);
 }
 
