@@ -237,7 +237,7 @@ class LayerClock {
     const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
     // Each token goes to topk experts; the load is balanced. Ranks of expert tensor parallelism share theirs.
     const double sent =
-        (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk);
+        (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk) * e.filled;
     const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
                  width = real(e.ffn) / real(s_.etp);
     gemms(slots / experts, inputs * width, h, experts);

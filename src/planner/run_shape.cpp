@@ -71,6 +71,12 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
   s.vocab = m.padded_vocab_size.value_or(m.vocab_size);
   s.seq = m.seq_length;
   s.gated = m.gated_linear_unit, s.tied = m.share_embeddings_and_output_weights;
+double filled_rows(const config::ModelConfig& m) {
+  if (!m.moe_expert_capacity_factor) return 1;
+  return m.moe_pad_expert_input_to_capacity ? *m.moe_expert_capacity_factor
+                                            : std::min(1.0, *m.moe_expert_capacity_factor);
+}
+
   if (m.position_embedding_type == config::PositionEmbedding::learned_absolute)
     s.positions = m.max_position_embeddings.value_or(m.seq_length);
   s.norm_vectors = m.normalization == config::Normalization::layer_norm ? 2 : 1;
@@ -93,7 +99,8 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                             m.moe_shared_expert_intermediate_size.value_or(0),
                             config::moe_layers(m),
                             m.moe_router_group_topk.value_or(0),
-                            (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0)};
+                            (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0),
+                            filled_rows(m)};
   if (m.multi_latent_attention)
     s.latent = LatentShape{m.qk_layernorm, m.q_lora_rank.value_or(0), m.kv_lora_rank,
                            m.qk_head_dim,  m.qk_pos_emb_head_dim,     m.v_head_dim};

@@ -47,6 +47,9 @@ struct ExpertShape {
   int64_t group_topk = 0;
   // Vectors of one value per expert beside the router's matrix: its bias, and the one that balances the load.
   int64_t bias_vectors = 0;
+  // Rows of experts by those of a balanced load: less than one where their capacity drops tokens, and the
+  // capacity where they are padded to it.
+  double filled = 1;
 };
 
 // Multi-head latent attention (DeepSeek-V2).

@@ -118,3 +118,10 @@ TEST_CASE("a pipeline rank sends to its neighbors only") {
 TEST_CASE("tokens that are gathered by all ranks of experts are bytes of expert parallelism") {
   check_bytes("mixtral-8x7b", {"dist.ep=4", "model.moe_token_dispatcher_type=allgather"}, 0.01);
 }
+
+TEST_CASE("the capacity of experts decides how many tokens are sent") {
+  const std::string factor = "model.moe_expert_capacity_factor=";
+  check_bytes("mixtral-8x7b", {"dist.ep=8", factor + "0.5"}, 0.01);
+  check_bytes("mixtral-8x7b", {"dist.ep=8", factor + "2", "model.moe_pad_expert_input_to_capacity=true"},
+              0.01);
+}
