@@ -1,5 +1,6 @@
 // Time of the layers of a stage (step_time.hpp).
 #include <algorithm>
+#include <array>
 
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
@@ -44,6 +45,15 @@ constexpr double kVisibleExchange = 0.05;
 // Ranks of context parallelism send gradients of keys and values in 32 bits, and the keys and values again.
 constexpr double kGradientBytes = 4;
 
+bool is_low_precision(GemmFormat format) {
+  return format == GemmFormat::fp8 || format == GemmFormat::fp4;
+}
+
+// Format of GEMMs that are not in 8 or 4 bits.
+GemmFormat high_format(const RunShape& s) {
+  return is_low_precision(s.format) ? GemmFormat::bf16 : s.format;
+}
+
 // Adds up one micro-batch of one layer.
 class LayerClock {
  public:
@@ -58,8 +68,10 @@ class LayerClock {
         ep_(group_of(cluster, shape.etp, shape.ep, shape.gpus())),
         etp_(group_of(cluster, 1, shape.etp, shape.gpus())) {}
 
-  StageTime layer(bool expert_layer) {
+  // low_precision: GEMMs are in the format of the run, else in 16 bits.
+  StageTime layer(bool expert_layer, bool low_precision) {
     time_ = {};
+    format_ = low_precision ? s_.format : high_format(s_);
     recomputed(s_.recompute.full, [&] {
       attention();
       if (expert_layer)
@@ -74,7 +86,9 @@ class LayerClock {
   // Output layer and loss.
   StageTime head() {
     time_ = {};
-    gemms(tokens_, real(s_.vocab) / t_, real(s_.hidden));
+    // In 16 bits, as embeddings.
+    const GemmFormat format = high_format(s_);
+    gemms_in(format, format, !s_.frozen_base, tokens_, real(s_.vocab) / t_, real(s_.hidden));
     const double logits = tokens_ * real(s_.vocab) / t_;
     move(6 * logits, 6 * logits, 3);
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 0);
@@ -103,13 +117,35 @@ class LayerClock {
 
   // A linear layer: forward pass, input gradients and weight gradients of [rows, inner] x [inner, columns].
   void gemms(double rows, double columns, double inner, double count = 1) {
-    time_.forward.gemm += gemm_seconds(c_, s_.format, rows, columns, inner, count);
-    time_.input_gradients.gemm += gemm_seconds(c_, s_.format, rows, inner, columns, count);
-    if (!s_.frozen_base)
-      time_.weight_gradients.gemm += gemm_seconds(c_, s_.format, inner, columns, rows, count);
-    if (s_.format != GemmFormat::fp8 && s_.format != GemmFormat::fp4) return;
-    time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
-    time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
+    const bool quantized = is_low_precision(format_);
+    gemms_in(format_, quantized && !s_.low_weight_gradients ? high_format(s_) : format_, !s_.frozen_base,
+             rows, columns, inner, count);
+    if (quantized) {
+      time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
+      time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
+    }
+    if (s_.frozen_base) adapter(rows, columns, inner, count);
+  }
+
+  void gemms_in(GemmFormat format, GemmFormat weight_gradients, bool trained, double rows, double columns,
+                double inner, double count = 1) {
+    time_.forward.gemm += gemm_seconds(c_, format, rows, columns, inner, count);
+    time_.input_gradients.gemm += gemm_seconds(c_, format, rows, inner, columns, count);
+    if (trained)
+      time_.weight_gradients.gemm += gemm_seconds(c_, weight_gradients, inner, columns, rows, count);
+  }
+
+  // The adapter beside a frozen linear layer: its two factors, the sums with the layer's output and with the
+  // gradient of its input, and the layer's weight from 4 bits in each pass.
+  void adapter(double rows, double columns, double inner, double count) {
+    const double rank = real(s_.adapter_rank), bytes = s_.activation_bytes * count * rows;
+    const GemmFormat format = high_format(s_);
+    gemms_in(format, format, true, rows, rank, inner, count);
+    gemms_in(format, format, true, rows, columns, rank, count);
+    move(bytes * columns, 3 * bytes * inner, 1);
+    if (!s_.frozen_bytes) return;
+    const double expanded = (*s_.frozen_bytes + s_.parameter_bytes) * count * columns * inner;
+    move(expanded, expanded, 1);
   }
 
   // Bytes that kernels without a GEMM move in forward and backward pass.
@@ -302,6 +338,7 @@ class LayerClock {
   // Tensor-parallel ranks; tokens of a micro-batch on a rank, and those of its part of the sequence.
   const double t_, tokens_, shard_;
   const Group tp_, cp_, ep_, etp_;
+  GemmFormat format_ = GemmFormat::bf16;
   StageTime time_;
 };
 
@@ -327,22 +364,28 @@ void add_offload(StageTime& sum, const StageTime& layer, double bytes, const Clu
 
 std::vector<StageTime> stage_times(const RunShape& s, const Cluster& cluster) {
   LayerClock clock(s, cluster);
-  const StageTime dense = clock.layer(false), experts = s.experts ? clock.layer(true) : StageTime();
+  const auto layers_in = [&](bool low_precision) {
+    return std::array{clock.layer(false, low_precision),
+                      s.experts ? clock.layer(true, low_precision) : StageTime()};
+  };
+  const std::array low = layers_in(true), high = layers_in(false);
   const StageTime head = clock.head(), embedding = clock.embedding();
   std::vector<StageTime> times;
+  int64_t layer = 0;
   for (const StageShape& stage : s.stages) {
     StageTime& time = times.emplace_back();
-    add(time, dense, real(stage.dense_layers));
-    add(time, experts, real(stage.expert_layers));
+    for (const int64_t end = layer + stage.layers(); layer < end; ++layer)
+      add(time, (s.is_low_precision_layer(layer) ? low : high)[s.is_expert_layer(layer) ? 1 : 0], 1);
     if (s.recompute.full && s.recompute.layers >= 0 && stage.layers() > 0)
       time.recompute = time.recompute.scaled(std::min(1.0, real(s.recompute.layers) / real(stage.layers())));
     const int64_t away = std::min(s.offloaded_layers, stage.layers()),
                   away_dense = std::min(away, stage.dense_layers);
-    if (away_dense > 0) add_offload(time, dense, layer_activations(s, false), cluster, real(away_dense));
+    if (away_dense > 0) add_offload(time, low[0], layer_activations(s, false), cluster, real(away_dense));
     if (away > away_dense)
-      add_offload(time, experts, layer_activations(s, true), cluster, real(away - away_dense));
+      add_offload(time, low[1], layer_activations(s, true), cluster, real(away - away_dense));
     if (stage.mtp_layers > 0) {
-      add(time, s.is_expert_layer(s.layers - 1) ? experts : dense, real(stage.mtp_layers));
+      add(time, (s.format == GemmFormat::fp4 ? high : low)[s.is_expert_layer(s.layers - 1) ? 1 : 0],
+          real(stage.mtp_layers));
       add(time, head, real(stage.mtp_layers));
     }
     if (stage.head) add(time, head, 1);

@@ -6,6 +6,7 @@
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
+#include "planner/counts.hpp"
 
 namespace capstan::planner {
 
@@ -40,6 +41,13 @@ void set_formats(RunShape& s, const config::Config& config) {
   s.parameter_bytes = s.activation_bytes = bytes_of(precision.params_dtype);
   if (precision.fp8 && precision.fp8_recipe == config::Fp8Recipe::tensorwise) s.quantized_bytes = 6;
   if (precision.fp4) s.quantized_bytes = 7;
+  // One layout, of which the GEMM of weight gradients reads none.
+  s.low_weight_gradients = !precision.fp8 || precision.fp8_wgrad;
+  if (!s.low_weight_gradients) s.quantized_bytes -= 1;
+  if (precision.first_last_layers_bf16) {
+    s.first_high_layers = precision.num_layers_at_start_in_bf16;
+    s.last_high_layers = precision.num_layers_at_end_in_bf16;
+  }
   const bool aware = optimizer.use_precision_aware_optimizer;
   s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
   s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;
@@ -63,6 +71,12 @@ void set_formats(RunShape& s, const config::Config& config) {
   }
 }
 
+double filled_rows(const config::ModelConfig& m) {
+  if (!m.moe_expert_capacity_factor) return 1;
+  return m.moe_pad_expert_input_to_capacity ? *m.moe_expert_capacity_factor
+                                            : std::min(1.0, *m.moe_expert_capacity_factor);
+}
+
 void set_model(RunShape& s, const config::ModelConfig& m) {
   s.layers = m.num_layers, s.hidden = m.hidden_size, s.heads = m.num_attention_heads;
   s.kv_groups = m.num_query_groups.value_or(s.heads);
@@ -71,12 +85,6 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
   s.vocab = m.padded_vocab_size.value_or(m.vocab_size);
   s.seq = m.seq_length;
   s.gated = m.gated_linear_unit, s.tied = m.share_embeddings_and_output_weights;
-double filled_rows(const config::ModelConfig& m) {
-  if (!m.moe_expert_capacity_factor) return 1;
-  return m.moe_pad_expert_input_to_capacity ? *m.moe_expert_capacity_factor
-                                            : std::min(1.0, *m.moe_expert_capacity_factor);
-}
-
   if (m.position_embedding_type == config::PositionEmbedding::learned_absolute)
     s.positions = m.max_position_embeddings.value_or(m.seq_length);
   s.norm_vectors = m.normalization == config::Normalization::layer_norm ? 2 : 1;
@@ -140,12 +148,11 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
 void set_adapters(RunShape& s, const config::Config& config) {
   if (!config.peft) return;
   s.frozen_base = true;
+  s.adapter_rank = config.peft->dim;
   if (config.peft->base_quantization == config::BaseQuantization::nf4)
     s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);
-  const double widths = static_cast<double>(2 * s.hidden + 2 * s.query_width() + 2 * s.kv_width() +
-                                            2 * s.hidden + (s.gated ? 3 : 2) * s.ffn);
-  s.adapter_parameters =
-      static_cast<double>(config.peft->dim * s.layers) * widths / static_cast<double>(s.pp * s.tp);
+  const LayerParameters adapters = adapter_parameters(s);
+  s.adapter_parameters = (adapters.sharded / real(s.tp) + adapters.experts / real(s.ep * s.etp)) / real(s.pp);
 }
 
 ContextExchange exchange_of(config::CpCommType type) {

@@ -123,6 +123,10 @@ struct RunShape {
   // Current scaling reads two more for the largest magnitude. NVFP4 (7) reads four more, for those of the
   // rows and of the transformed columns, and writes half a byte for each layout.
   double quantized_bytes = 4;
+  // In 8 bits, whether the GEMMs of weight gradients are too; first and last layers whose GEMMs are in 16
+  // bits.
+  bool low_weight_gradients = true;
+  int64_t first_high_layers = 0, last_high_layers = 0;
 
   // ---- execution ----
   RecomputeShape recompute;
@@ -135,6 +139,7 @@ struct RunShape {
   // Adapters are trained: parameters of their own on each rank, and weights without gradients.
   bool frozen_base = false;
   double adapter_parameters = 0;
+  int64_t adapter_rank = 0;
   // Bytes of one frozen weight of a linear layer, where it is quantized.
   std::optional<double> frozen_bytes;
   // Fraction of main parameters and moments that is in host memory and updated there.
@@ -156,6 +161,9 @@ struct RunShape {
   // Ranks over which the state of dense parameters and of routed experts is sharded.
   int64_t dense_shards() const { return std::max<int64_t>(1, dp * cp / instances); }
   int64_t expert_shards() const { return std::max<int64_t>(1, expert_dp() / instances); }
+  bool is_low_precision_layer(int64_t layer) const {
+    return layer >= first_high_layers && layer < layers - last_high_layers;
+  }
   bool is_expert_layer(int64_t layer) const {
     return experts && std::ranges::binary_search(experts->layers, layer);
   }

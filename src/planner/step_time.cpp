@@ -84,7 +84,9 @@ StageTime rank_time(const RunShape& s, const std::vector<StageTime>& stages, int
 
 // Of the parameters of a rank, those that are trained.
 RankParameters trained_parameters(const RunShape& s, const RankParameters& all) {
-  return s.frozen_base ? RankParameters{s.adapter_parameters, 0} : all;
+  if (!s.frozen_base) return all;
+  const LayerParameters adapters = adapter_parameters(s);
+  return {adapters.sharded / real(s.tp * s.pp), adapters.experts / real(s.ep * s.etp * s.pp)};
 }
 
 // Communication of data parallelism in a step of one rank, without anything that hides it.
@@ -130,9 +132,9 @@ DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, in
 }
 
 DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
-  const RankParameters trained = trained_parameters(s, p),
-                       gathered =
-                           gathered_parameters(s, {p.dense + (s.frozen_base ? trained.dense : 0), p.experts});
+  const RankParameters trained = trained_parameters(s, p), frozen = s.frozen_base ? p : RankParameters(),
+                       gathered = gathered_parameters(
+                           s, {trained.dense + frozen.dense, trained.experts + frozen.experts});
   const DataTraffic dense = data_traffic(s, c, s.tp, s.dense_shards(), trained.dense, gathered.dense),
                     experts = data_traffic(s, c, s.etp * s.ep, s.expert_shards(), trained.experts,
                                            gathered.experts);

@@ -8,7 +8,9 @@
 #include "base/text.hpp"
 #include "config/resolve/resolve.hpp"
 #include "models/registry.hpp"
+#include "planner/plan.hpp"
 #include "planner/published_rows.hpp"
+#include "planner/resolver.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
@@ -143,5 +145,26 @@ TEST_CASE("the formula counts the parameters that the models list") {
     const auto model = models::build(config.model);
     for (const auto& parameter : model->parameters()) listed += parameter->spec().shape.elements();
     CHECK(total_parameters(run_shape(config)) - static_cast<double>(listed) == 0);
+  }
+}
+
+TEST_CASE("adapters have the parameters of the trainer's step, six FLOPs each") {
+  for (const std::string recipe :
+       {"llama3-8b", "gemma2-9b", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b"}) {
+    CAPTURE(recipe);
+    const auto config = planner::test::resolve("lora", {"model=" + recipe}),
+               larger = planner::test::resolve("lora", {"model=" + recipe, "peft.dim=64"});
+    REQUIRE((config && larger));
+    const RunShape s = run_shape(*config), twice = run_shape(*larger);
+    REQUIRE(s.pp * s.tp == 1);
+    const LayerParameters adapters = adapter_parameters(s);
+    // Gradients of the trainer's step, in four bytes.
+    const Plan plan = make_plan(*config, read_cluster("h100"), MemoryChoice::exact);
+    const double trained = plan.memory[0].bytes[static_cast<size_t>(MemoryCategory::gradients)] / 4;
+    CHECK(adapters.sharded + adapters.experts / static_cast<double>(s.ep) ==
+          doctest::Approx(trained).epsilon(1e-4));
+    CHECK(total_parameters(twice) - total_parameters(s) == doctest::Approx(adapters.total()));
+    const double active = active_parameters(twice) - active_parameters(s);
+    CHECK(flops_per_token(twice) - flops_per_token(s) == doctest::Approx(6 * active));
   }
 }

@@ -354,6 +354,82 @@ TEST_CASE("operands are quantized with the bytes of the recipe's kernels") {
   CHECK(bytes("nvfp4") == 7);
 }
 
+namespace {
+
+// One micro-batch of a recipe without a pipeline.
+StageTime micro_batch_time(const std::string& recipe, const std::vector<std::string>& overrides) {
+  const auto config = resolve(recipe, overrides);
+  REQUIRE(config.has_value());
+  return stage_times(run_shape(*config), read_cluster("h100")).front();
+}
+
+}  // namespace
+
+TEST_CASE("layers in 16 bits, and weight gradients in 16 bits, take the time of 16 bits") {
+  const std::string low = "mixed_precision=bf16_with_fp8_current_scaling_mixed",
+                    none = "mixed_precision.first_last_layers_bf16=false";
+  const auto time_of = [](const std::vector<std::string>& overrides) {
+    return micro_batch_time("llama3-8b", overrides);
+  };
+  const StageTime high = time_of({}), all_low = time_of({low, none}),
+                  half = time_of({low, "mixed_precision.num_layers_at_start_in_bf16=15"}),
+                  weights = time_of({low, none, "mixed_precision.fp8_wgrad=false"});
+  CHECK(half.total().gemm == doctest::Approx((high.total().gemm + all_low.total().gemm) / 2));
+  CHECK(half.total().memory == doctest::Approx((high.total().memory + all_low.total().memory) / 2));
+  CHECK(weights.weight_gradients.gemm == doctest::Approx(high.weight_gradients.gemm));
+  CHECK(weights.forward.gemm == doctest::Approx(all_low.forward.gemm));
+  CHECK(weights.forward.memory < all_low.forward.memory);
+  // The output layer is in 16 bits.
+  const Cluster cluster = read_cluster("h100");
+  RunShape head = run_shape(*resolve("llama3-8b", {low}));
+  head.stages = {{.head = true}};
+  CHECK(stage_times(head, cluster).front().forward.gemm ==
+        doctest::Approx(gemm_seconds(cluster, GemmFormat::bf16, head.tokens(), real(head.vocab), 4096)));
+}
+
+TEST_CASE("experts compute the rows that their capacity leaves, or all of it") {
+  const auto time_of = [](std::vector<std::string> overrides) {
+    overrides.emplace_back("dist.ep=8");
+    return micro_batch_time("mixtral-8x7b", overrides).total();
+  };
+  const std::string factor = "model.moe_expert_capacity_factor=",
+                    padded = "model.moe_pad_expert_input_to_capacity=true";
+  const WorkTime all = time_of({}), half = time_of({factor + "0.5"}), two = time_of({factor + "2", padded}),
+                 four = time_of({factor + "4", padded});
+  CHECK(time_of({factor + "2"}).total() == doctest::Approx(all.total()));
+  CHECK(half.expert == doctest::Approx(all.expert / 2).epsilon(0.01));
+  CHECK(two.expert == doctest::Approx(2 * all.expert).epsilon(0.01));
+  CHECK(four.gemm - two.gemm == doctest::Approx(2 * (two.gemm - all.gemm)).epsilon(0.02));
+  CHECK(half.gemm < all.gemm);
+}
+
+TEST_CASE("adapters and weights in 4 bits take time") {
+  const Cluster cluster = read_cluster("h100");
+  const StageTime lora = micro_batch_time("lora", {"model=llama3-8b"}),
+                  wide = micro_batch_time("lora", {"model=llama3-8b", "peft.dim=1024"}),
+                  quantized = micro_batch_time("qlora", {"model=llama3-8b"});
+  CHECK(lora.weight_gradients.gemm > 0);
+  // 1024 times 2.2 million parameters beside seven billion.
+  CHECK(wide.forward.gemm > 1.2 * lora.forward.gemm);
+  CHECK(wide.weight_gradients.gemm > 2 * lora.weight_gradients.gemm);
+  // Seven billion weights of layers: half a byte and its scale are read, and two bytes are written.
+  const double expanded = 6.98e9 * (0.5 + 2) / (1e9 * cluster.memory_bandwidth * cluster.memory_efficiency);
+  CHECK(quantized.forward.memory - lora.forward.memory == doctest::Approx(expanded).epsilon(0.02));
+  CHECK(quantized.input_gradients.memory - lora.input_gradients.memory ==
+        doctest::Approx(expanded).epsilon(0.02));
+  CHECK(quantized.forward.gemm == doctest::Approx(lora.forward.gemm));
+}
+
+TEST_CASE("an all-gather of keys attends block by block, as a ring") {
+  const Cluster cluster = read_cluster("h100");
+  RunShape s = run_shape(*resolve("llama3-8b", {"dist.cp=2"}));
+  const WorkTime ring = stage_times(s, cluster).front().total();
+  s.context_exchange = ContextExchange::all_gather;
+  const WorkTime gathered = stage_times(s, cluster).front().total();
+  CHECK(gathered.attention == ring.attention);
+  CHECK(gathered.memory == ring.memory);
+}
+
 TEST_CASE("selective recomputation repeats the forward pass of its parts") {
   RunShape s = layer_with_experts();
   const WorkTime forward = stage_times(s, read_cluster("h100")).front().forward;
