@@ -64,8 +64,11 @@ void set_formats(RunShape& s, const config::Config& config) {
     case config::OptimizerKind::sgd:
       s.moment_bytes = optimizer.sgd_momentum > 0 ? first : 0;
       break;
-    case config::OptimizerKind::lion:
     case config::OptimizerKind::muon:
+      s.muon = {optimizer.muon_num_ns_steps, optimizer.muon_split_qkv, optimizer.muon_tp_mode};
+      s.moment_bytes = first;
+      break;
+    case config::OptimizerKind::lion:
       s.moment_bytes = first;
       break;
   }

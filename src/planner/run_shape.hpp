@@ -60,6 +60,13 @@ struct LatentShape {
   int64_t nope_dim = 128, rope_dim = 64, v_dim = 128;  // of one head
 };
 
+// Newton-Schulz iterations of Muon, of queries, keys and values apart or together.
+struct MuonShape {
+  int64_t steps = 5;
+  bool split_qkv = true;
+  config::MuonTpMode tp_mode = config::MuonTpMode::duplicated;
+};
+
 // The layers of one of the PP * VPP pipeline stages.
 struct StageShape {
   bool embedding = false, head = false;
@@ -114,6 +121,7 @@ struct RunShape {
   // Bytes of one parameter, gradient, main parameter, and of all moments of one parameter. main_bytes 0: the
   // optimizer updates the parameters themselves.
   double parameter_bytes = 2, gradient_bytes = 4, main_bytes = 4, moment_bytes = 8;
+  std::optional<MuonShape> muon;
   // Elements of a bucket of gradients; nullopt: parallel::default_bucket_elements().
   std::optional<int64_t> bucket_elements;
   // Bytes of one gradient on the wire.

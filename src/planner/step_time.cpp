@@ -8,6 +8,7 @@
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
 #include "planner/memory.hpp"
+#include "planner/optimizer_time.hpp"
 #include "planner/pipeline.hpp"
 
 namespace capstan::planner {
@@ -82,13 +83,6 @@ StageTime rank_time(const RunShape& s, const std::vector<StageTime>& stages, int
   return sum;
 }
 
-// Of the parameters of a rank, those that are trained.
-RankParameters trained_parameters(const RunShape& s, const RankParameters& all) {
-  if (!s.frozen_base) return all;
-  const LayerParameters adapters = adapter_parameters(s);
-  return {adapters.sharded / real(s.tp * s.pp), adapters.experts / real(s.ep * s.etp * s.pp)};
-}
-
 // Communication of data parallelism in a step of one rank, without anything that hides it.
 struct DataTraffic {
   double gradients = 0, parameters = 0;
@@ -161,23 +155,6 @@ void add_data_time(const RunShape& s, const DataTraffic& traffic, const StageTim
   step.data = traffic.gradients + traffic.parameters - hidden;
 }
 
-double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParameters& p) {
-  const RankParameters trained = trained_parameters(s, p);
-  double parameters = trained.total();
-  if (s.sharding != config::ShardingStrategy::no_shard)
-    parameters = (trained.dense / real(s.dense_shards()) + trained.experts / real(s.expert_shards())) /
-                 real(s.shards_over_instances ? s.instances : 1);
-  // The gradient is read for the norm and for the update; the state is read and written.
-  const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
-  const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
-  const double on_host = s.frozen_base ? 0 : s.offloaded_state * parameters, on_device = parameters - on_host;
-  const double device = memory_seconds(c, parameters * norm + on_device * update, 10);
-  if (on_host == 0) return device;
-  // Copies in both directions, the host's update and the device's run at the same time, bucket after bucket.
-  const double copied = on_host * std::max(s.gradient_bytes, s.parameter_bytes) / (1e9 * c.host_bandwidth);
-  return std::max({device, copied, on_host * update / (1e9 * c.host_memory_bandwidth)});
-}
-
 // How much longer than with kOtherRanks ranks a step waits for the slowest rank. The largest of N deviations
 // with a normal distribution grows with the root of ln N; with few ranks other causes outweigh it.
 double slowest_rank(int64_t ranks) {
@@ -214,7 +191,7 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
   }
   const RankParameters parameters = rank_parameters(s, busiest);
   add_data_time(s, data_traffic(s, c, parameters), one, step);
-  step.optimizer = optimizer_seconds(s, c, parameters);
+  step.optimizer = update_seconds(s, c, parameters) + orthogonalization_seconds(s, c, busiest);
   const double sum = pipeline + step.data + step.optimizer;
   step.other = c.other_fraction * slowest_rank(s.gpus()) * sum;
   step.seconds = sum + step.other;

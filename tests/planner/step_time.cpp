@@ -10,6 +10,7 @@
 #include "planner/counts.hpp"
 #include "planner/gemm_fit.hpp"
 #include "planner/kernels.hpp"
+#include "planner/optimizer_time.hpp"
 #include "planner/published_rows.hpp"
 
 using namespace capstan;
@@ -545,4 +546,42 @@ TEST_CASE("a GEMM whose tiles fill one wave more than the multiprocessors have t
   CHECK(grouped == doctest::Approx(single / cluster.grouped_gemm_efficiency).epsilon(0.01));
   // Few rows are bound by the bytes of the weight.
   CHECK(gemm_seconds(cluster, GemmFormat::bf16, 1, 16384, 16384) > 2 * 16384. * 16384 / 3.35e12);
+}
+
+// Newton-Schulz iterations in 32 bits: X X^T, its square, and their product with X.
+TEST_CASE("the optimizer of Muon orthogonalizes each matrix once") {
+  const Cluster cluster = read_cluster("h100");
+  const auto shape = [](const std::vector<std::string>& overrides) {
+    std::vector<std::string> all = {"optimizer=muon", "dist.cp=1", "dist.world_size=8"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    const auto config = resolve("llama3-8b", all);
+    REQUIRE(config.has_value());
+    return run_shape(*config);
+  };
+  const auto flops = [](double rows, double columns) {
+    const double side = std::min(rows, columns), inner = std::max(rows, columns);
+    return 5 * 2 * (2 * side * side * inner + side * side * side);
+  };
+  const double layer =
+                   2 * flops(4096, 4096) + 2 * flops(1024, 4096) + flops(28672, 4096) + flops(4096, 14336),
+               peak = 1e12 * *cluster.fp32_tflops * cluster.gemm_efficiency;
+  const auto seconds = [&](const std::vector<std::string>& overrides) {
+    return orthogonalization_seconds(shape(overrides), cluster, 0);
+  };
+  const double all = seconds({"ddp=no_shard"}), sharded = seconds({"ddp=zero1"});
+  CHECK(all > 32 * layer / peak);
+  CHECK(all < 1.2 * 32 * layer / peak);
+  CHECK(sharded == doctest::Approx(all / 8));
+  CHECK(seconds({"ddp=no_shard", "optimizer.muon_num_ns_steps=10"}) ==
+        doctest::Approx(2 * all).epsilon(0.01));
+  // Each of two tensor-parallel ranks orthogonalizes the full matrix, or blocks with less work.
+  CHECK(seconds({"ddp=no_shard", "dist.tp=2"}) > all);
+  CHECK(seconds({"ddp=no_shard", "dist.tp=2", "optimizer.muon_tp_mode=blockwise"}) < 0.6 * all);
+  CHECK(seconds({"ddp=no_shard", "dist.tp=2", "optimizer.muon_tp_mode=distributed"}) < 0.9 * all);
+  // A pipeline rank has a part of the layers; other optimizers have no matrices.
+  CHECK(seconds({"ddp=no_shard", "dist.pp=2"}) == doctest::Approx(all / 2));
+  const RunShape muon = shape({"ddp=zero1"}),
+                 adam = run_shape(*resolve("llama3-8b", {"dist.world_size=8", "dist.cp=1"}));
+  CHECK(orthogonalization_seconds(adam, cluster, 0) == 0);
+  CHECK(step_time(muon, cluster).optimizer > sharded);
 }
