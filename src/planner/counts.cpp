@@ -129,14 +129,17 @@ LayerParameters adapter_parameters(const RunShape& s, bool expert_layer) {
     widths = l.q_rank > 0 ? h + 2 * real(l.q_rank) + query : h + query;
     widths += h + 2 * real(l.kv_rank) + real(l.rope_dim) + heads * real(l.nope_dim + 2 * l.v_dim) + h;
   }
+  const AdapterShape& adapters = s.adapters;
+  if (!adapters.attention) widths = 0;
   LayerParameters p;
-  if (expert_layer) {
-    p.experts = real(s.adapter_rank * s.experts->count) * mlp(real(s.experts->ffn));
-    if (s.experts->shared_ffn > 0) widths += mlp(real(s.experts->shared_ffn));
+  if (!expert_layer) {
+    if (adapters.mlp) widths += mlp(real(s.ffn));
   } else {
-    widths += mlp(real(s.ffn));
+    const ExpertShape& e = *s.experts;
+    if (adapters.experts) p.experts = real(adapters.rank * e.count) * mlp(real(e.ffn));
+    if (adapters.shared && e.shared_ffn > 0) widths += mlp(real(e.shared_ffn));
   }
-  p.sharded = real(s.adapter_rank) * widths;
+  p.sharded = real(adapters.rank) * widths;
   return p;
 }
 

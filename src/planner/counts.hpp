@@ -46,7 +46,7 @@ LayerParameters layer_parameters(const RunShape& shape, bool expert_layer);
 // Parameters of one depth of multi-token prediction, without embedding and output layer.
 LayerParameters mtp_parameters(const RunShape& shape);
 
-// Parameters of the adapters beside all linear layers of a layer: two factors each, counted as `sharded` (of
+// Parameters of the adapters of a layer: two factors beside each linear layer, counted as `sharded` (of
 // all layers but those of routed experts) and `experts`.
 LayerParameters adapter_parameters(const RunShape& shape, bool expert_layer);
 // Of all layers.

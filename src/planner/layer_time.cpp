@@ -77,7 +77,7 @@ class LayerClock {
       if (expert_layer)
         recomputed(s_.recompute.experts, [&] { experts(); });
       else
-        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn)); });
+        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn), s_.adapters.mlp); });
       norms();
     });
     return time_;
@@ -124,7 +124,7 @@ class LayerClock {
       time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
       time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
     }
-    if (s_.frozen_base) adapter(rows, columns, inner, count);
+    if (s_.frozen_base) frozen_layer(rows, columns, inner, count);
   }
 
   void gemms_in(GemmFormat format, GemmFormat weight_gradients, bool trained, double rows, double columns,
@@ -135,14 +135,16 @@ class LayerClock {
       time_.weight_gradients.gemm += gemm_seconds(c_, weight_gradients, inner, columns, rows, count);
   }
 
-  // The adapter beside a frozen linear layer: its two factors, the sums with the layer's output and with the
+  // A frozen linear layer: the two factors of its adapter, the sums with the layer's output and with the
   // gradient of its input, and the layer's weight from 4 bits in each pass.
-  void adapter(double rows, double columns, double inner, double count) {
-    const double rank = real(s_.adapter_rank), bytes = s_.activation_bytes * count * rows;
-    const GemmFormat format = high_format(s_);
-    gemms_in(format, format, true, rows, rank, inner, count);
-    gemms_in(format, format, true, rows, columns, rank, count);
-    move(bytes * columns, 3 * bytes * inner, 1);
+  void frozen_layer(double rows, double columns, double inner, double count) {
+    if (adapted_) {
+      const double rank = real(s_.adapters.rank), bytes = s_.activation_bytes * count * rows;
+      const GemmFormat format = high_format(s_);
+      gemms_in(format, format, true, rows, rank, inner, count);
+      gemms_in(format, format, true, rows, columns, rank, count);
+      move(bytes * columns, 3 * bytes * inner, 1);
+    }
     if (!s_.frozen_bytes) return;
     const double expanded = (*s_.frozen_bytes + s_.parameter_bytes) * count * columns * inner;
     move(expanded, expanded, 1);
@@ -173,6 +175,7 @@ class LayerClock {
   }
 
   void attention() {
+    adapted_ = s_.adapters.attention;
     const double h = real(s_.hidden), query = real(s_.query_width()), kv = real(s_.kv_width());
     if (s_.latent) {
       const LatentShape& l = *s_.latent;
@@ -254,7 +257,8 @@ class LayerClock {
     move(values * (8 * added * query + rounded), values * added * (8 * query + 16 * kv), 2 * added + 1);
   }
 
-  void mlp(double width) {
+  void mlp(double width, bool adapted) {
+    adapted_ = adapted;
     const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
     gemms(tokens_, inputs * width / t_, h);
     gemms(tokens_, h, width / t_);
@@ -276,6 +280,7 @@ class LayerClock {
         (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk) * e.filled;
     const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
                  width = real(e.ffn) / real(s_.etp);
+    adapted_ = s_.adapters.experts;
     gemms(slots / experts, inputs * width, h, experts);
     gemms(slots / experts, h, width, experts);
     recomputed(s_.recompute.activation, [&] { activation(s_.activation_bytes * slots * width); });
@@ -288,7 +293,8 @@ class LayerClock {
                  router = 8 * shard_ * real(e.count);
     move(4 * rows + sorted + router, 4 * rows + sorted + router, sorted > 0 ? 10 : 8);
     const StageTime before = time_;
-    if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
+    if (e.shared_ffn > 0)
+      recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn), s_.adapters.shared); });
     if (s_.dispatch == TokenDispatch::allgather) {
       gather_rows(group_of(c_, 1, s_.ep * s_.etp, s_.gpus()),
                   s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h,
@@ -338,7 +344,9 @@ class LayerClock {
   // Tensor-parallel ranks; tokens of a micro-batch on a rank, and those of its part of the sequence.
   const double t_, tokens_, shard_;
   const Group tp_, cp_, ep_, etp_;
+  // Of the linear layers that are added: the format of their GEMMs, and whether they have adapters.
   GemmFormat format_ = GemmFormat::bf16;
+  bool adapted_ = false;
   StageTime time_;
 };
 

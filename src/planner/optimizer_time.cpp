@@ -53,7 +53,9 @@ struct LayerMatrices {
 LayerMatrices layer_matrices(const RunShape& s, bool expert_layer) {
   LayerMatrices m;
   const double h = real(s.hidden), inputs = s.gated ? 2 : 1;
-  const auto by_rows = [&](double rows, double columns) { m.dense.push_back({rows, columns, 1, s.tp, true}); };
+  const auto by_rows = [&](double rows, double columns) {
+    m.dense.push_back({rows, columns, 1, s.tp, true});
+  };
   const auto by_columns = [&](double rows, double columns) {
     m.dense.push_back({rows, columns, 1, s.tp, false});
   };

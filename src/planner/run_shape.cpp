@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "config/sections/adapter_targets.hpp"
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
@@ -151,7 +152,15 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
 void set_adapters(RunShape& s, const config::Config& config) {
   if (!config.peft) return;
   s.frozen_base = true;
-  s.adapter_rank = config.peft->dim;
+  s.adapters.rank = config.peft->dim;
+  for (const std::string& path : config::adaptable_layers(config.model, config.peft->scheme)) {
+    if (!config::adapts(*config.peft, path)) continue;
+    const auto is_in = [&](const char* part) { return path.find(part) != std::string::npos; };
+    (is_in(".self_attention.")           ? s.adapters.attention
+     : is_in(".shared_experts.")         ? s.adapters.shared
+     : config::is_layer_of_experts(path) ? s.adapters.experts
+                                         : s.adapters.mlp) = true;
+  }
   if (config.peft->base_quantization == config::BaseQuantization::nf4)
     s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);
   const LayerParameters adapters = adapter_parameters(s);

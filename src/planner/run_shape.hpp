@@ -60,6 +60,12 @@ struct LatentShape {
   int64_t nope_dim = 128, rope_dim = 64, v_dim = 128;  // of one head
 };
 
+// Adapters of all linear layers of these parts of a layer.
+struct AdapterShape {
+  int64_t rank = 0;
+  bool attention = false, mlp = false, shared = false, experts = false;
+};
+
 // Newton-Schulz iterations of Muon, of queries, keys and values apart or together.
 struct MuonShape {
   int64_t steps = 5;
@@ -147,7 +153,7 @@ struct RunShape {
   // Adapters are trained: parameters of their own on each rank, and weights without gradients.
   bool frozen_base = false;
   double adapter_parameters = 0;
-  int64_t adapter_rank = 0;
+  AdapterShape adapters;
   // Bytes of one frozen weight of a linear layer, where it is quantized.
   std::optional<double> frozen_bytes;
   // Fraction of main parameters and moments that is in host memory and updated there.

@@ -149,11 +149,21 @@ TEST_CASE("the formula counts the parameters that the models list") {
 }
 
 TEST_CASE("adapters have the parameters of the trainer's step, six FLOPs each") {
-  for (const std::string recipe :
-       {"llama3-8b", "gemma2-9b", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b"}) {
-    CAPTURE(recipe);
-    const auto config = planner::test::resolve("lora", {"model=" + recipe}),
-               larger = planner::test::resolve("lora", {"model=" + recipe, "peft.dim=64"});
+  const std::vector<std::vector<std::string>> runs = {
+      {"model=llama3-8b"},
+      {"model=gemma2-9b"},
+      {"model=llama3-8b", "peft=lora_attention"},
+      {"model=mixtral-8x7b"},
+      {"model=gpt-oss-20b"},
+      {"model=deepseek-v2-lite"},
+      {"model=deepseek-v2-lite", "peft=lora_attention"},
+      {"model=deepseek-v2-lite", "peft=lora_experts"},
+      {"model=deepseek-v2-lite", "peft.exclude_modules=['*.mlp.experts.*']"}};
+  for (std::vector<std::string> overrides : runs) {
+    CAPTURE(overrides);
+    const auto config = planner::test::resolve("lora", overrides);
+    overrides.emplace_back("peft.dim=64");
+    const auto larger = planner::test::resolve("lora", overrides);
     REQUIRE((config && larger));
     const RunShape s = run_shape(*config), twice = run_shape(*larger);
     REQUIRE(s.pp * s.tp == 1);

@@ -408,7 +408,9 @@ TEST_CASE("adapters and weights in 4 bits take time") {
   const Cluster cluster = read_cluster("h100");
   const StageTime lora = micro_batch_time("lora", {"model=llama3-8b"}),
                   wide = micro_batch_time("lora", {"model=llama3-8b", "peft.dim=1024"}),
+                  part = micro_batch_time("lora", {"model=llama3-8b", "peft=lora_attention"}),
                   quantized = micro_batch_time("qlora", {"model=llama3-8b"});
+  CHECK(part.weight_gradients.gemm < lora.weight_gradients.gemm);
   CHECK(lora.weight_gradients.gemm > 0);
   // 1024 times 2.2 million parameters beside seven billion.
   CHECK(wide.forward.gemm > 1.2 * lora.forward.gemm);
