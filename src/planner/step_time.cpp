@@ -88,16 +88,19 @@ struct DataTraffic {
   double gradients = 0, parameters = 0;
 };
 
-// Parameters of a rank that its step gathers where they are sharded: all for the forward and the backward
-// pass of each micro-batch, but for the two blocks (layers, or tables) that one pass leaves to the next.
+// Passes of a step before which sharded parameters are gathered.
+double passes_of(const RunShape& s) {
+  return 2 * real(s.micro_batches());
+}
+
+// Parameters of a rank that a pass gathers where they are sharded, in the mean: all but the two blocks
+// (layers, or tables) that one pass leaves to the next.
 RankParameters gathered_parameters(const RunShape& s, RankParameters all) {
-  const double passes = 2 * real(s.micro_batches());
-  all.dense *= passes, all.experts *= passes;
   if (s.pp > 1) return all;
   const LayerParameters layer = layer_parameters(s, s.is_expert_layer(s.layers - 1));
-  const double table = s.tied ? 0 : real(s.vocab * s.hidden);
-  all.dense -= (passes - 1) * ((layer.sharded + table) / real(s.tp) + layer.replicated);
-  all.experts -= (passes - 1) * layer.experts / real(s.ep * s.etp);
+  const double table = s.tied ? 0 : real(s.vocab * s.hidden), left = 1 - 1 / passes_of(s);
+  all.dense -= left * ((layer.sharded + table) / real(s.tp) + layer.replicated);
+  all.experts -= left * layer.experts / real(s.ep * s.etp);
   return all;
 }
 
@@ -111,12 +114,14 @@ DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, in
   if (s.sharding == no_shard)
     return {collective_seconds(c, shard, Collective::all_reduce, s.reduced_bytes * trained), 0};
   const double slice = trained / real(shards);
-  DataTraffic traffic{
-      collective_seconds(c, shard, Collective::reduce_scatter, s.reduced_bytes * trained),
-      collective_seconds(c, shard, Collective::all_gather,
-                         s.parameter_bytes * (s.sharding == optim_grads_params ? gathered : trained))};
+  const auto gather = [&](double parameters) {
+    return collective_seconds(c, shard, Collective::all_gather, s.parameter_bytes * parameters);
+  };
+  DataTraffic traffic{collective_seconds(c, shard, Collective::reduce_scatter, s.reduced_bytes * trained),
+                      gather(trained)};
   // Gradients that are sharded are reduced after each micro-batch.
   if (s.sharding >= optim_grads) traffic.gradients *= real(s.micro_batches());
+  if (s.sharding == optim_grads_params) traffic.parameters = passes_of(s) * gather(gathered);
   // The slice of a rank is reduced between instances once in a step.
   const Collective between = s.shards_over_instances ? Collective::reduce_scatter : Collective::all_reduce;
   traffic.gradients += collective_seconds(c, replica, between, s.reduced_bytes * slice);
