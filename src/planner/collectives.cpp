@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include "base/division.hpp"
 #include "base/text.hpp"
 
 namespace capstan::planner {
@@ -50,13 +52,40 @@ double ring(double ranks, double latency, double bytes, double rate) {
 
 }  // namespace
 
-Group group_of(const Cluster& cluster, int64_t stride, int64_t size) {
-  return {size, std::clamp<int64_t>(cluster.fast_domain() / stride, 1, size)};
+int64_t gpus_of_domain(const Cluster& cluster, int64_t gpus) {
+  const int64_t node = cluster.gpus_per_node, most = cluster.fast_domain() / node;
+  for (int64_t nodes = most; 2 * nodes > most; --nodes)
+    if (gpus % (nodes * node) == 0) return nodes * node;
+  return cluster.fast_domain();
+}
+
+Group group_of(const Cluster& cluster, int64_t stride, int64_t size, int64_t gpus) {
+  const int64_t domain = gpus_of_domain(cluster, gpus), block = stride * size;
+  if (size <= 1) return {};
+  // Blocks of ranks that domains divide evenly, or that divide domains.
+  if (domain % block == 0) return {size, size, 1};
+  if (block % domain == 0 && domain % stride == 0) return {size, domain / stride, block / domain};
+  if (stride % domain == 0) return {size, 1, size};
+  Group widest{size, size, 1};
+  // The position of a block in its domain repeats.
+  const int64_t end = std::min(std::lcm(block, domain), std::max(gpus, block));
+  for (int64_t begin = 0; begin + block <= end; begin += block)
+    for (int64_t first = begin; first < begin + stride; ++first) {
+      int64_t domains = 0;
+      for (int64_t rank = first; rank < begin + block; ++domains) {
+        const int64_t next = (rank / domain + 1) * domain;
+        const int64_t local = ceil_div(std::min(next, begin + block) - rank, stride);
+        widest.local = std::min(widest.local, local);
+        rank += local * stride;
+      }
+      widest.domains = std::max(widest.domains, domains);
+    }
+  return widest;
 }
 
 double collective_seconds(const Cluster& c, const Group& group, Collective collective, double bytes) {
   if (group.size <= 1 || bytes <= 0) return 0;
-  const auto local = static_cast<double>(group.local), domains = static_cast<double>(group.domains()),
+  const auto local = static_cast<double>(group.local), domains = static_cast<double>(group.domains),
              size = static_cast<double>(group.size);
   const double intra = kMicro * c.intra_latency, inter = kMicro * c.inter_latency;
   // Fast domains in units of nodes, for a measured bus bandwidth.
@@ -81,7 +110,7 @@ double dispatch_seconds(const Cluster& c, const Group& group, double bytes, int6
                         int64_t group_topk) {
   // How many of n equal places topk independent choices reach.
   const auto reached = [&](double n) { return n * (1 - std::pow(1 - 1 / n, static_cast<double>(topk))); };
-  const auto local = static_cast<double>(group.local), domains = static_cast<double>(group.domains()),
+  const auto local = static_cast<double>(group.local), domains = static_cast<double>(group.domains),
              size = static_cast<double>(group.size);
   const int64_t nodes_of_domain = c.fast_domain() / c.gpus_per_node;
   double copies = reached(domains);

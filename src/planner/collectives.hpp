@@ -9,14 +9,21 @@ namespace capstan::planner {
 // The ranks of a communicator on the cluster.
 struct Group {
   int64_t size = 1;
-  // Ranks of the group that share a fast domain. Each drives its own network adapter.
+  // Ranks of the group in the fast domain that has the fewest of them: each drives its own network adapter,
+  // and the others wait for them.
   int64_t local = 1;
-  int64_t domains() const { return (size + local - 1) / local; }
-  bool crosses_domains() const { return domains() > 1; }
+  int64_t domains = 1;
+  bool crosses_domains() const { return domains > 1; }
 };
 
-// `size` ranks at a distance of `stride` global ranks.
-Group group_of(const Cluster& cluster, int64_t stride, int64_t size);
+// GPUs of each fast domain that a run on `gpus` GPUs takes, in the order of ranks: as many nodes of every
+// domain, as schedulers give them (Slurm: --segment), where more than half of a domain's can be the same
+// number; else all of one domain after another.
+int64_t gpus_of_domain(const Cluster& cluster, int64_t gpus);
+
+// `size` ranks at a distance of `stride` global ranks, of a run on `gpus` GPUs. Of all such groups the one
+// that is spread the most, as the others wait for it.
+Group group_of(const Cluster& cluster, int64_t stride, int64_t size, int64_t gpus);
 
 enum class Collective : uint8_t { all_gather, reduce_scatter, all_reduce, all_to_all };
 

@@ -20,8 +20,8 @@ enum class FlopConvention : uint8_t {
   hardware
 };
 
-// FLOPs of forward and backward pass for one token. Frozen weights (adapters) take four of six in `causal`
-// and `full`; the adapters themselves are not counted.
+// FLOPs of forward and backward pass for one token. Weights that are frozen beside adapters take four
+// of six in `causal` and `full`.
 double flops_per_token(const RunShape& shape, FlopConvention convention = FlopConvention::causal);
 
 // Multiply-adds of the GEMMs of one token: in a layer, and in the output layer. Attention scores are apart.
@@ -46,7 +46,13 @@ LayerParameters layer_parameters(const RunShape& shape, bool expert_layer);
 // Parameters of one depth of multi-token prediction, without embedding and output layer.
 LayerParameters mtp_parameters(const RunShape& shape);
 
-// All parameters, the padded vocabulary included.
+// Parameters of the adapters of a layer: two factors beside each linear layer, counted as `sharded` (of
+// all layers but those of routed experts) and `experts`.
+LayerParameters adapter_parameters(const RunShape& shape, bool expert_layer);
+// Of all layers.
+LayerParameters adapter_parameters(const RunShape& shape);
+
+// All parameters, the padded vocabulary and adapters included.
 double total_parameters(const RunShape& shape);
 // Parameters that compute one token: topk experts in place of all.
 double active_parameters(const RunShape& shape);

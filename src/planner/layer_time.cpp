@@ -1,5 +1,6 @@
 // Time of the layers of a stage (step_time.hpp).
 #include <algorithm>
+#include <array>
 
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
@@ -44,6 +45,15 @@ constexpr double kVisibleExchange = 0.05;
 // Ranks of context parallelism send gradients of keys and values in 32 bits, and the keys and values again.
 constexpr double kGradientBytes = 4;
 
+bool is_low_precision(GemmFormat format) {
+  return format == GemmFormat::fp8 || format == GemmFormat::fp4;
+}
+
+// Format of GEMMs that are not in 8 or 4 bits.
+GemmFormat high_format(const RunShape& s) {
+  return is_low_precision(s.format) ? GemmFormat::bf16 : s.format;
+}
+
 // Adds up one micro-batch of one layer.
 class LayerClock {
  public:
@@ -53,19 +63,21 @@ class LayerClock {
         t_(real(shape.tp)),
         tokens_(shape.tokens()),
         shard_(shape.sequence_parallel ? tokens_ / t_ : tokens_),
-        tp_(group_of(cluster, 1, shape.tp)),
-        cp_(group_of(cluster, shape.tp, shape.cp)),
-        ep_(group_of(cluster, shape.etp, shape.ep)),
-        etp_(group_of(cluster, 1, shape.etp)) {}
+        tp_(group_of(cluster, 1, shape.tp, shape.gpus())),
+        cp_(group_of(cluster, shape.tp, shape.cp, shape.gpus())),
+        ep_(group_of(cluster, shape.etp, shape.ep, shape.gpus())),
+        etp_(group_of(cluster, 1, shape.etp, shape.gpus())) {}
 
-  StageTime layer(bool expert_layer) {
+  // low_precision: GEMMs are in the format of the run, else in 16 bits.
+  StageTime layer(bool expert_layer, bool low_precision) {
     time_ = {};
+    format_ = low_precision ? s_.format : high_format(s_);
     recomputed(s_.recompute.full, [&] {
       attention();
       if (expert_layer)
         recomputed(s_.recompute.experts, [&] { experts(); });
       else
-        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn)); });
+        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn), s_.adapters.mlp); });
       norms();
     });
     return time_;
@@ -74,7 +86,9 @@ class LayerClock {
   // Output layer and loss.
   StageTime head() {
     time_ = {};
-    gemms(tokens_, real(s_.vocab) / t_, real(s_.hidden));
+    // In 16 bits, as embeddings.
+    const GemmFormat format = high_format(s_);
+    gemms_in(format, format, !s_.frozen_base, tokens_, real(s_.vocab) / t_, real(s_.hidden));
     const double logits = tokens_ * real(s_.vocab) / t_;
     move(6 * logits, 6 * logits, 3);
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 0);
@@ -103,13 +117,37 @@ class LayerClock {
 
   // A linear layer: forward pass, input gradients and weight gradients of [rows, inner] x [inner, columns].
   void gemms(double rows, double columns, double inner, double count = 1) {
-    time_.forward.gemm += gemm_seconds(c_, s_.format, rows, columns, inner, count);
-    time_.input_gradients.gemm += gemm_seconds(c_, s_.format, rows, inner, columns, count);
-    if (!s_.frozen_base)
-      time_.weight_gradients.gemm += gemm_seconds(c_, s_.format, inner, columns, rows, count);
-    if (s_.format != GemmFormat::fp8 && s_.format != GemmFormat::fp4) return;
-    time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
-    time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
+    const bool quantized = is_low_precision(format_);
+    gemms_in(format_, quantized && !s_.low_weight_gradients ? high_format(s_) : format_, !s_.frozen_base,
+             rows, columns, inner, count);
+    if (quantized) {
+      time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
+      time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
+    }
+    if (s_.frozen_base) frozen_layer(rows, columns, inner, count);
+  }
+
+  void gemms_in(GemmFormat format, GemmFormat weight_gradients, bool trained, double rows, double columns,
+                double inner, double count = 1) {
+    time_.forward.gemm += gemm_seconds(c_, format, rows, columns, inner, count);
+    time_.input_gradients.gemm += gemm_seconds(c_, format, rows, inner, columns, count);
+    if (trained)
+      time_.weight_gradients.gemm += gemm_seconds(c_, weight_gradients, inner, columns, rows, count);
+  }
+
+  // A frozen linear layer: the two factors of its adapter, the sums with the layer's output and with the
+  // gradient of its input, and the layer's weight from 4 bits in each pass.
+  void frozen_layer(double rows, double columns, double inner, double count) {
+    if (adapted_) {
+      const double rank = real(s_.adapters.rank), bytes = s_.activation_bytes * count * rows;
+      const GemmFormat format = high_format(s_);
+      gemms_in(format, format, true, rows, rank, inner, count);
+      gemms_in(format, format, true, rows, columns, rank, count);
+      move(bytes * columns, 3 * bytes * inner, 1);
+    }
+    if (!s_.frozen_bytes) return;
+    const double expanded = (*s_.frozen_bytes + s_.parameter_bytes) * count * columns * inner;
+    move(expanded, expanded, 1);
   }
 
   // Bytes that kernels without a GEMM move in forward and backward pass.
@@ -137,6 +175,7 @@ class LayerClock {
   }
 
   void attention() {
+    adapted_ = s_.adapters.attention;
     const double h = real(s_.hidden), query = real(s_.query_width()), kv = real(s_.kv_width());
     if (s_.latent) {
       const LatentShape& l = *s_.latent;
@@ -175,11 +214,12 @@ class LayerClock {
     add_blocks();
   }
 
-  // Length of a causal sequence whose queries have as many keys, in the mean, as those of one kernel. A ring
-  // attends to the tokens of one rank at a time: to its own causally, of others to half of the pairs, in
-  // blocks of half of the queries or keys, where a query has half as many again.
+  // Length of a causal sequence whose queries have as many keys, in the mean, as those of one kernel. With
+  // keys of other ranks, by a ring or an all-gather, a kernel attends to the tokens of one rank at a time: to
+  // its own causally, of others to half of the pairs, in blocks of half of the queries or keys, where a query
+  // has half as many again.
   double causal_length() const {
-    if (s_.cp == 1 || s_.context_exchange != ContextExchange::ring) return real(s_.seq);
+    if (s_.cp == 1 || s_.context_exchange == ContextExchange::all_to_all) return real(s_.seq);
     const double c = real(s_.cp);
     return real(s_.seq) / c * (1.5 - 0.5 / c);
   }
@@ -208,7 +248,7 @@ class LayerClock {
     time_.input_gradients.context += gather ? (1 + kGradientBytes / s_.activation_bytes) * one : one;
   }
 
-  // Outputs, and gradients of queries, keys and values, of the blocks of a ring are added up in 32 bits.
+  // Outputs, and gradients of queries, keys and values, of the blocks of other ranks are added up in 32 bits.
   void add_blocks() {
     if (s_.cp == 1 || s_.context_exchange == ContextExchange::all_to_all) return;
     const double values = tokens_ / t_, query = real(s_.query_width()), kv = 2 * real(s_.kv_width()),
@@ -217,7 +257,8 @@ class LayerClock {
     move(values * (8 * added * query + rounded), values * added * (8 * query + 16 * kv), 2 * added + 1);
   }
 
-  void mlp(double width) {
+  void mlp(double width, bool adapted) {
+    adapted_ = adapted;
     const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
     gemms(tokens_, inputs * width / t_, h);
     gemms(tokens_, h, width / t_);
@@ -236,9 +277,10 @@ class LayerClock {
     const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
     // Each token goes to topk experts; the load is balanced. Ranks of expert tensor parallelism share theirs.
     const double sent =
-        (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk);
+        (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk) * e.filled;
     const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
                  width = real(e.ffn) / real(s_.etp);
+    adapted_ = s_.adapters.experts;
     gemms(slots / experts, inputs * width, h, experts);
     gemms(slots / experts, h, width, experts);
     recomputed(s_.recompute.activation, [&] { activation(s_.activation_bytes * slots * width); });
@@ -251,21 +293,24 @@ class LayerClock {
                  router = 8 * shard_ * real(e.count);
     move(4 * rows + sorted + router, 4 * rows + sorted + router, sorted > 0 ? 10 : 8);
     const StageTime before = time_;
-    if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
+    if (e.shared_ffn > 0)
+      recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn), s_.adapters.shared); });
     if (s_.dispatch == TokenDispatch::allgather) {
-      gather_rows(group_of(c_, 1, s_.ep * s_.etp), s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h);
+      gather_rows(group_of(c_, 1, s_.ep * s_.etp, s_.gpus()),
+                  s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h,
+                  s_.ep > 1 ? &WorkTime::expert : &WorkTime::tensor);
       return;
     }
     exchange_tokens(rows, before);
-    gather_rows(etp_, s_.activation_bytes * slots * h);
+    gather_rows(etp_, s_.activation_bytes * slots * h, &WorkTime::tensor);
   }
 
   // The ranks gather rows of tokens and reduce outputs of experts, and the reverse in the backward pass.
-  void gather_rows(const Group& ranks, double bytes) {
+  void gather_rows(const Group& ranks, double bytes, double WorkTime::*part) {
     if (ranks.size == 1) return;
     const double one = collective_seconds(c_, ranks, Collective::all_gather, bytes) +
                        collective_seconds(c_, ranks, Collective::reduce_scatter, bytes);
-    time_.forward.tensor += one, time_.input_gradients.tensor += one;
+    time_.forward.*part += one, time_.input_gradients.*part += one;
   }
 
   // Rows to their experts and back: `bytes` of topk copies of each token. Another micro-batch's work hides
@@ -299,6 +344,9 @@ class LayerClock {
   // Tensor-parallel ranks; tokens of a micro-batch on a rank, and those of its part of the sequence.
   const double t_, tokens_, shard_;
   const Group tp_, cp_, ep_, etp_;
+  // Of the linear layers that are added: the format of their GEMMs, and whether they have adapters.
+  GemmFormat format_ = GemmFormat::bf16;
+  bool adapted_ = false;
   StageTime time_;
 };
 
@@ -324,22 +372,28 @@ void add_offload(StageTime& sum, const StageTime& layer, double bytes, const Clu
 
 std::vector<StageTime> stage_times(const RunShape& s, const Cluster& cluster) {
   LayerClock clock(s, cluster);
-  const StageTime dense = clock.layer(false), experts = s.experts ? clock.layer(true) : StageTime();
+  const auto layers_in = [&](bool low_precision) {
+    return std::array{clock.layer(false, low_precision),
+                      s.experts ? clock.layer(true, low_precision) : StageTime()};
+  };
+  const std::array low = layers_in(true), high = layers_in(false);
   const StageTime head = clock.head(), embedding = clock.embedding();
   std::vector<StageTime> times;
+  int64_t layer = 0;
   for (const StageShape& stage : s.stages) {
     StageTime& time = times.emplace_back();
-    add(time, dense, real(stage.dense_layers));
-    add(time, experts, real(stage.expert_layers));
+    for (const int64_t end = layer + stage.layers(); layer < end; ++layer)
+      add(time, (s.is_low_precision_layer(layer) ? low : high)[s.is_expert_layer(layer) ? 1 : 0], 1);
     if (s.recompute.full && s.recompute.layers >= 0 && stage.layers() > 0)
       time.recompute = time.recompute.scaled(std::min(1.0, real(s.recompute.layers) / real(stage.layers())));
     const int64_t away = std::min(s.offloaded_layers, stage.layers()),
                   away_dense = std::min(away, stage.dense_layers);
-    if (away_dense > 0) add_offload(time, dense, layer_activations(s, false), cluster, real(away_dense));
+    if (away_dense > 0) add_offload(time, low[0], layer_activations(s, false), cluster, real(away_dense));
     if (away > away_dense)
-      add_offload(time, experts, layer_activations(s, true), cluster, real(away - away_dense));
+      add_offload(time, low[1], layer_activations(s, true), cluster, real(away - away_dense));
     if (stage.mtp_layers > 0) {
-      add(time, s.is_expert_layer(s.layers - 1) ? experts : dense, real(stage.mtp_layers));
+      add(time, (s.format == GemmFormat::fp4 ? high : low)[s.is_expert_layer(s.layers - 1) ? 1 : 0],
+          real(stage.mtp_layers));
       add(time, head, real(stage.mtp_layers));
     }
     if (stage.head) add(time, head, 1);

@@ -11,11 +11,6 @@ namespace capstan::planner {
 
 namespace {
 
-// Ranks over which a state is sharded: data and context parallelism together.
-double dense_replicas(const RunShape& s) {
-  return real(s.dp * s.cp);
-}
-
 bool holds(const RunShape& s, size_t stage, int64_t pipeline_rank) {
   return s.stage_ranks[stage] == pipeline_rank;
 }
@@ -255,15 +250,17 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   }
   using enum config::ShardingStrategy;
   // Replicated parameters, and a rank's part of the sharded ones.
-  const double part = p.dense / dense_replicas(s) + p.experts / real(std::max<int64_t>(1, s.expert_dp()));
+  const double part = p.dense / real(s.dense_shards()) + p.experts / real(s.expert_shards());
   const auto of = [&](config::ShardingStrategy least) { return s.sharding >= least ? part : p.total(); };
+  // Of the optimizer, sharded over its instances or not.
+  const double updated = of(optim) / (s.shards_over_instances ? real(s.instances) : 1);
   m.parameters = s.parameter_bytes * of(optim_grads_params);
   m.gradients = s.gradient_bytes * of(optim_grads);
   const double device = 1 - s.offloaded_state;
-  m.main_parameters = device * s.main_bytes * of(optim);
-  m.moments = device * s.moment_bytes * of(optim);
+  m.main_parameters = device * s.main_bytes * updated;
+  m.moments = device * s.moment_bytes * updated;
   // The host keeps the updated parameters too, until they are copied.
-  m.host = s.offloaded_state * (s.main_bytes + s.moment_bytes + s.parameter_bytes) * of(optim);
+  m.host = s.offloaded_state * (s.main_bytes + s.moment_bytes + s.parameter_bytes) * updated;
   // Gradients of a micro-batch before they are reduced, and what their reduction receives: of the tables, of
   // which one is received at a time, and of the buckets that are reduced.
   if (s.sharding == optim_grads) {

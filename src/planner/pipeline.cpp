@@ -42,7 +42,7 @@ double transfer_bytes(const RunShape& s) {
 }
 
 double stage_transfer_seconds(const RunShape& s, const Cluster& c) {
-  const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp);
+  const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp, s.gpus());
   return transfer_seconds(c, ranks.crosses_domains(), transfer_bytes(s));
 }
 
@@ -131,11 +131,24 @@ Cluster counting(Cluster c, bool fast) {
 }
 
 std::vector<LinkTraffic> traffic_of(const StepTime& t) {
-  const WorkTime& w = t.work;
+  WorkTime w = t.work;
+  w += t.recompute;
   return {{"tensor_parallel", 0, 0, w.tensor, w.tensor_hidden},
           {"context_parallel", 0, 0, w.context, w.context_hidden},
           {"expert_parallel", 0, 0, w.expert, w.expert_hidden},
           {"data_parallel", 0, 0, t.data, t.data_hidden}};
+}
+
+// Transfers of a micro-batch by the pipeline rank that has the most: activations to the stage after each of
+// its own, gradients to the one before, where another rank has these.
+int64_t most_transfers(const RunShape& s) {
+  std::vector<int64_t> transfers(static_cast<size_t>(s.pp));
+  for (size_t i = 1; i < s.stage_ranks.size(); ++i) {
+    if (s.stage_ranks[i] == s.stage_ranks[i - 1]) continue;
+    ++transfers[static_cast<size_t>(s.stage_ranks[i - 1])];
+    ++transfers[static_cast<size_t>(s.stage_ranks[i])];
+  }
+  return std::ranges::max(transfers);
 }
 
 }  // namespace
@@ -150,9 +163,8 @@ std::vector<LinkTraffic> link_traffic(const RunShape& s, const Cluster& c, const
     all[i].network_bytes = std::round(network[i].exposed + network[i].hidden);
   }
   if (s.pp > 1) {
-    // Of a rank with neighbors on both sides: activations to one, gradients to the other.
-    const double count = 2 * real(s.micro_batches() * s.vpp), bytes = count * transfer_bytes(s);
-    const bool crosses = group_of(c, s.tp * s.cp * s.dp, s.pp).crosses_domains();
+    const double count = real(s.micro_batches() * most_transfers(s)), bytes = count * transfer_bytes(s);
+    const bool crosses = group_of(c, s.tp * s.cp * s.dp, s.pp, s.gpus()).crosses_domains();
     const double seconds = count * stage_transfer_seconds(s, c);
     all.push_back({"pipeline_transfers", crosses ? 0 : bytes, crosses ? bytes : 0, time.transfers,
                    std::max(0.0, seconds - time.transfers)});

@@ -147,7 +147,7 @@ void set_warnings(Plan& plan) {
   const RunShape& s = plan.shape;
   const Cluster& c = plan.cluster;
   const auto crosses = [&](const char* name, int64_t stride, int64_t size, double WorkTime::*part) {
-    if (size > 1 && group_of(c, stride, size).crosses_domains())
+    if (size > 1 && group_of(c, stride, size, s.gpus()).crosses_domains())
       plan.warnings.push_back(
           std::string(name) + " group of " + std::to_string(size) + " ranks leaves the fast domain of " +
           std::to_string(c.fast_domain()) + " GPUs: its communication takes the network and " +

@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "config/sections/adapter_targets.hpp"
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
+#include "planner/counts.hpp"
 
 namespace capstan::planner {
 
@@ -40,6 +42,13 @@ void set_formats(RunShape& s, const config::Config& config) {
   s.parameter_bytes = s.activation_bytes = bytes_of(precision.params_dtype);
   if (precision.fp8 && precision.fp8_recipe == config::Fp8Recipe::tensorwise) s.quantized_bytes = 6;
   if (precision.fp4) s.quantized_bytes = 7;
+  // One layout, of which the GEMM of weight gradients reads none.
+  s.low_weight_gradients = !precision.fp8 || precision.fp8_wgrad;
+  if (!s.low_weight_gradients) s.quantized_bytes -= 1;
+  if (precision.first_last_layers_bf16) {
+    s.first_high_layers = precision.num_layers_at_start_in_bf16;
+    s.last_high_layers = precision.num_layers_at_end_in_bf16;
+  }
   const bool aware = optimizer.use_precision_aware_optimizer;
   s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
   s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;
@@ -56,11 +65,20 @@ void set_formats(RunShape& s, const config::Config& config) {
     case config::OptimizerKind::sgd:
       s.moment_bytes = optimizer.sgd_momentum > 0 ? first : 0;
       break;
-    case config::OptimizerKind::lion:
     case config::OptimizerKind::muon:
+      s.muon = {optimizer.muon_num_ns_steps, optimizer.muon_split_qkv, optimizer.muon_tp_mode};
+      s.moment_bytes = first;
+      break;
+    case config::OptimizerKind::lion:
       s.moment_bytes = first;
       break;
   }
+}
+
+double filled_rows(const config::ModelConfig& m) {
+  if (!m.moe_expert_capacity_factor) return 1;
+  return m.moe_pad_expert_input_to_capacity ? *m.moe_expert_capacity_factor
+                                            : std::min(1.0, *m.moe_expert_capacity_factor);
 }
 
 void set_model(RunShape& s, const config::ModelConfig& m) {
@@ -93,7 +111,8 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                             m.moe_shared_expert_intermediate_size.value_or(0),
                             config::moe_layers(m),
                             m.moe_router_group_topk.value_or(0),
-                            (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0)};
+                            (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0),
+                            filled_rows(m)};
   if (m.multi_latent_attention)
     s.latent = LatentShape{m.qk_layernorm, m.q_lora_rank.value_or(0), m.kv_lora_rank,
                            m.qk_head_dim,  m.qk_pos_emb_head_dim,     m.v_head_dim};
@@ -133,12 +152,19 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
 void set_adapters(RunShape& s, const config::Config& config) {
   if (!config.peft) return;
   s.frozen_base = true;
+  s.adapters.rank = config.peft->dim;
+  for (const std::string& path : config::adaptable_layers(config.model, config.peft->scheme)) {
+    if (!config::adapts(*config.peft, path)) continue;
+    const auto is_in = [&](const char* part) { return path.find(part) != std::string::npos; };
+    (is_in(".self_attention.")           ? s.adapters.attention
+     : is_in(".shared_experts.")         ? s.adapters.shared
+     : config::is_layer_of_experts(path) ? s.adapters.experts
+                                         : s.adapters.mlp) = true;
+  }
   if (config.peft->base_quantization == config::BaseQuantization::nf4)
     s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);
-  const double widths = static_cast<double>(2 * s.hidden + 2 * s.query_width() + 2 * s.kv_width() +
-                                            2 * s.hidden + (s.gated ? 3 : 2) * s.ffn);
-  s.adapter_parameters =
-      static_cast<double>(config.peft->dim * s.layers) * widths / static_cast<double>(s.pp * s.tp);
+  const LayerParameters adapters = adapter_parameters(s);
+  s.adapter_parameters = (adapters.sharded / real(s.tp) + adapters.experts / real(s.ep * s.etp)) / real(s.pp);
 }
 
 ContextExchange exchange_of(config::CpCommType type) {
@@ -167,6 +193,8 @@ RunShape run_shape(const config::Config& config) {
   s.dp = dist.data_parallel_size.value_or(dist.world_size / (s.tp * s.pp * s.cp));
   s.sequence_parallel = dist.sequence_parallel && s.tp > 1;
   s.sharding = config.ddp.data_parallel_sharding_strategy;
+  s.instances = config.ddp.num_distributed_optimizer_instances;
+  s.shards_over_instances = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
   s.schedule = dist.pipeline_schedule.value_or(config::PipelineSchedule::one_f_one_b);
   s.group = dist.microbatch_group_size_per_vp_stage.value_or(s.pp);
   s.micro_batch = config.train.micro_batch_size;

@@ -47,6 +47,9 @@ struct ExpertShape {
   int64_t group_topk = 0;
   // Vectors of one value per expert beside the router's matrix: its bias, and the one that balances the load.
   int64_t bias_vectors = 0;
+  // Rows of experts by those of a balanced load: less than one where their capacity drops tokens, and the
+  // capacity where they are padded to it.
+  double filled = 1;
 };
 
 // Multi-head latent attention (DeepSeek-V2).
@@ -55,6 +58,19 @@ struct LatentShape {
   int64_t q_rank = 0;  // 0: queries are not compressed
   int64_t kv_rank = 512;
   int64_t nope_dim = 128, rope_dim = 64, v_dim = 128;  // of one head
+};
+
+// Adapters of all linear layers of these parts of a layer.
+struct AdapterShape {
+  int64_t rank = 0;
+  bool attention = false, mlp = false, shared = false, experts = false;
+};
+
+// Newton-Schulz iterations of Muon, of queries, keys and values apart or together.
+struct MuonShape {
+  int64_t steps = 5;
+  bool split_qkv = true;
+  config::MuonTpMode tp_mode = config::MuonTpMode::duplicated;
 };
 
 // The layers of one of the PP * VPP pipeline stages.
@@ -94,6 +110,10 @@ struct RunShape {
   int64_t tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1, etp = 1, dp = 1;
   bool sequence_parallel = false;
   config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
+  // Groups of data-parallel ranks, each of which has all sharded state (HSDP); the optimizer's state can be
+  // sharded over them too.
+  int64_t instances = 1;
+  bool shards_over_instances = false;
   config::PipelineSchedule schedule = config::PipelineSchedule::one_f_one_b;
   // Micro-batches that pass through a chunk before the next chunk's turn.
   int64_t group = 1;
@@ -107,6 +127,7 @@ struct RunShape {
   // Bytes of one parameter, gradient, main parameter, and of all moments of one parameter. main_bytes 0: the
   // optimizer updates the parameters themselves.
   double parameter_bytes = 2, gradient_bytes = 4, main_bytes = 4, moment_bytes = 8;
+  std::optional<MuonShape> muon;
   // Elements of a bucket of gradients; nullopt: parallel::default_bucket_elements().
   std::optional<int64_t> bucket_elements;
   // Bytes of one gradient on the wire.
@@ -116,6 +137,10 @@ struct RunShape {
   // Current scaling reads two more for the largest magnitude. NVFP4 (7) reads four more, for those of the
   // rows and of the transformed columns, and writes half a byte for each layout.
   double quantized_bytes = 4;
+  // In 8 bits, whether the GEMMs of weight gradients are too; first and last layers whose GEMMs are in 16
+  // bits.
+  bool low_weight_gradients = true;
+  int64_t first_high_layers = 0, last_high_layers = 0;
 
   // ---- execution ----
   RecomputeShape recompute;
@@ -128,6 +153,7 @@ struct RunShape {
   // Adapters are trained: parameters of their own on each rank, and weights without gradients.
   bool frozen_base = false;
   double adapter_parameters = 0;
+  AdapterShape adapters;
   // Bytes of one frozen weight of a linear layer, where it is quantized.
   std::optional<double> frozen_bytes;
   // Fraction of main parameters and moments that is in host memory and updated there.
@@ -146,6 +172,12 @@ struct RunShape {
   double tokens() const { return static_cast<double>(micro_batch * seq) / static_cast<double>(cp); }
   // Data-parallel replicas of routed experts.
   int64_t expert_dp() const { return gpus() / (etp * ep * pp); }
+  // Ranks over which the state of dense parameters and of routed experts is sharded.
+  int64_t dense_shards() const { return std::max<int64_t>(1, dp * cp / instances); }
+  int64_t expert_shards() const { return std::max<int64_t>(1, expert_dp() / instances); }
+  bool is_low_precision_layer(int64_t layer) const {
+    return layer >= first_high_layers && layer < layers - last_high_layers;
+  }
   bool is_expert_layer(int64_t layer) const {
     return experts && std::ranges::binary_search(experts->layers, layer);
   }

@@ -8,6 +8,7 @@
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
 #include "planner/memory.hpp"
+#include "planner/optimizer_time.hpp"
 #include "planner/pipeline.hpp"
 
 namespace capstan::planner {
@@ -87,32 +88,56 @@ struct DataTraffic {
   double gradients = 0, parameters = 0;
 };
 
-DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
+// Passes of a step before which sharded parameters are gathered.
+double passes_of(const RunShape& s) {
+  return 2 * real(s.micro_batches());
+}
+
+// Parameters of a rank that a pass gathers where they are sharded, in the mean: all but the two blocks
+// (layers, or tables) that one pass leaves to the next.
+RankParameters gathered_parameters(const RunShape& s, RankParameters all) {
+  if (s.pp > 1) return all;
+  const LayerParameters layer = layer_parameters(s, s.is_expert_layer(s.layers - 1));
+  const double table = s.tied ? 0 : real(s.vocab * s.hidden), left = 1 - 1 / passes_of(s);
+  all.dense -= left * ((layer.sharded + table) / real(s.tp) + layer.replicated);
+  all.experts -= left * layer.experts / real(s.ep * s.etp);
+  return all;
+}
+
+// Of `trained` parameters, whose replicas are on `shards` ranks of each optimizer instance at a distance of
+// `stride`; `gathered`: by gathered_parameters().
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, int64_t shards, double trained,
+                         double gathered) {
   using enum config::ShardingStrategy;
-  const Group dense = group_of(c, s.tp, s.dp * s.cp),
-              experts = group_of(c, s.etp * s.ep, std::max<int64_t>(1, s.expert_dp()));
-  const auto both = [&](Collective collective, double bytes) {
-    return collective_seconds(c, dense, collective, bytes * p.dense) +
-           collective_seconds(c, experts, collective, bytes * p.experts);
+  const Group shard = group_of(c, stride, shards, s.gpus()),
+              replica = group_of(c, stride * shards, s.instances, s.gpus());
+  if (s.sharding == no_shard)
+    return {collective_seconds(c, shard, Collective::all_reduce, s.reduced_bytes * trained), 0};
+  const double slice = trained / real(shards);
+  const auto gather = [&](double parameters) {
+    return collective_seconds(c, shard, Collective::all_gather, s.parameter_bytes * parameters);
   };
-  DataTraffic traffic;
-  if (s.frozen_base) {
-    traffic.gradients =
-        collective_seconds(c, dense, Collective::all_reduce, s.reduced_bytes * s.adapter_parameters);
-    return traffic;
-  }
-  if (s.sharding == no_shard) {
-    traffic.gradients = both(Collective::all_reduce, s.reduced_bytes);
-    return traffic;
-  }
-  traffic.gradients = both(Collective::reduce_scatter, s.reduced_bytes);
-  traffic.parameters = both(Collective::all_gather, s.parameter_bytes);
-  const double micro_batches = real(s.micro_batches());
-  // Gradients that are sharded are reduced after each micro-batch; parameters that are sharded are gathered
-  // for its forward and for its backward pass.
-  if (s.sharding >= optim_grads) traffic.gradients *= micro_batches;
-  if (s.sharding == optim_grads_params) traffic.parameters *= 2 * micro_batches;
+  DataTraffic traffic{collective_seconds(c, shard, Collective::reduce_scatter, s.reduced_bytes * trained),
+                      gather(trained)};
+  // Gradients that are sharded are reduced after each micro-batch.
+  if (s.sharding >= optim_grads) traffic.gradients *= real(s.micro_batches());
+  if (s.sharding == optim_grads_params) traffic.parameters = passes_of(s) * gather(gathered);
+  // The slice of a rank is reduced between instances once in a step.
+  const Collective between = s.shards_over_instances ? Collective::reduce_scatter : Collective::all_reduce;
+  traffic.gradients += collective_seconds(c, replica, between, s.reduced_bytes * slice);
+  if (s.shards_over_instances)
+    traffic.parameters += collective_seconds(c, replica, Collective::all_gather, s.parameter_bytes * slice);
   return traffic;
+}
+
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
+  const RankParameters trained = trained_parameters(s, p), frozen = s.frozen_base ? p : RankParameters(),
+                       gathered = gathered_parameters(
+                           s, {trained.dense + frozen.dense, trained.experts + frozen.experts});
+  const DataTraffic dense = data_traffic(s, c, s.tp, s.dense_shards(), trained.dense, gathered.dense),
+                    experts = data_traffic(s, c, s.etp * s.ep, s.expert_shards(), trained.experts,
+                                           gathered.experts);
+  return {dense.gradients + experts.gradients, dense.parameters + experts.parameters};
 }
 
 void add_data_time(const RunShape& s, const DataTraffic& traffic, const StageTime& one, StepTime& step) {
@@ -133,23 +158,6 @@ void add_data_time(const RunShape& s, const DataTraffic& traffic, const StageTim
   const double hidden = gradients_hidden + std::min(traffic.parameters, std::max(0.0, left));
   step.data_hidden = hidden;
   step.data = traffic.gradients + traffic.parameters - hidden;
-}
-
-double optimizer_seconds(const RunShape& s, const Cluster& c, const RankParameters& p) {
-  double parameters = p.total();
-  if (s.frozen_base)
-    parameters = s.adapter_parameters;
-  else if (s.sharding != config::ShardingStrategy::no_shard)
-    parameters = p.dense / real(s.dp * s.cp) + p.experts / real(std::max<int64_t>(1, s.expert_dp()));
-  // The gradient is read for the norm and for the update; the state is read and written.
-  const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
-  const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
-  const double on_host = s.frozen_base ? 0 : s.offloaded_state * parameters, on_device = parameters - on_host;
-  const double device = memory_seconds(c, parameters * norm + on_device * update, 10);
-  if (on_host == 0) return device;
-  // Copies in both directions, the host's update and the device's run at the same time, bucket after bucket.
-  const double copied = on_host * std::max(s.gradient_bytes, s.parameter_bytes) / (1e9 * c.host_bandwidth);
-  return std::max({device, copied, on_host * update / (1e9 * c.host_memory_bandwidth)});
 }
 
 // How much longer than with kOtherRanks ranks a step waits for the slowest rank. The largest of N deviations
@@ -188,7 +196,7 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
   }
   const RankParameters parameters = rank_parameters(s, busiest);
   add_data_time(s, data_traffic(s, c, parameters), one, step);
-  step.optimizer = optimizer_seconds(s, c, parameters);
+  step.optimizer = update_seconds(s, c, parameters) + orthogonalization_seconds(s, c, busiest);
   const double sum = pipeline + step.data + step.optimizer;
   step.other = c.other_fraction * slowest_rank(s.gpus()) * sum;
   step.seconds = sum + step.other;

@@ -8,7 +8,9 @@
 #include "base/text.hpp"
 #include "config/resolve/resolve.hpp"
 #include "models/registry.hpp"
+#include "planner/plan.hpp"
 #include "planner/published_rows.hpp"
+#include "planner/resolver.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
@@ -143,5 +145,36 @@ TEST_CASE("the formula counts the parameters that the models list") {
     const auto model = models::build(config.model);
     for (const auto& parameter : model->parameters()) listed += parameter->spec().shape.elements();
     CHECK(total_parameters(run_shape(config)) - static_cast<double>(listed) == 0);
+  }
+}
+
+TEST_CASE("adapters have the parameters of the trainer's step, six FLOPs each") {
+  const std::vector<std::vector<std::string>> runs = {
+      {"model=llama3-8b"},
+      {"model=gemma2-9b"},
+      {"model=llama3-8b", "peft=lora_attention"},
+      {"model=mixtral-8x7b"},
+      {"model=gpt-oss-20b"},
+      {"model=deepseek-v2-lite"},
+      {"model=deepseek-v2-lite", "peft=lora_attention"},
+      {"model=deepseek-v2-lite", "peft=lora_experts"},
+      {"model=deepseek-v2-lite", "peft.exclude_modules=['*.mlp.experts.*']"}};
+  for (std::vector<std::string> overrides : runs) {
+    CAPTURE(overrides);
+    const auto config = planner::test::resolve("lora", overrides);
+    overrides.emplace_back("peft.dim=64");
+    const auto larger = planner::test::resolve("lora", overrides);
+    REQUIRE((config && larger));
+    const RunShape s = run_shape(*config), twice = run_shape(*larger);
+    REQUIRE(s.pp * s.tp == 1);
+    const LayerParameters adapters = adapter_parameters(s);
+    // Gradients of the trainer's step, in four bytes.
+    const Plan plan = make_plan(*config, read_cluster("h100"), MemoryChoice::exact);
+    const double trained = plan.memory[0].bytes[static_cast<size_t>(MemoryCategory::gradients)] / 4;
+    CHECK(adapters.sharded + adapters.experts / static_cast<double>(s.ep) ==
+          doctest::Approx(trained).epsilon(1e-4));
+    CHECK(total_parameters(twice) - total_parameters(s) == doctest::Approx(adapters.total()));
+    const double active = active_parameters(twice) - active_parameters(s);
+    CHECK(flops_per_token(twice) - flops_per_token(s) == doctest::Approx(6 * active));
   }
 }

@@ -99,6 +99,27 @@ TEST_CASE("the formula agrees with the trainer's own step with sharded gradients
   }
 }
 
+TEST_CASE("each optimizer instance has all sharded state, or a part of the optimizer's") {
+  const Cluster cluster = read_cluster("h100");
+  for (const std::string strategy : {"zero1", "zero3"})
+    for (const std::string outer : {"no_shard", "optim"}) {
+      CAPTURE(strategy);
+      CAPTURE(outer);
+      const auto config =
+          resolve("llama3-8b",
+                  {"dist.world_size=16", "train.global_batch_size=32", "ddp=" + strategy,
+                   "ddp.num_distributed_optimizer_instances=4", "ddp.outer_dp_sharding_strategy=" + outer});
+      REQUIRE(config.has_value());
+      const RankMemory exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front(),
+                       formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front();
+      for (const MemoryCategory category : {MemoryCategory::main_parameters, MemoryCategory::moments}) {
+        const auto i = static_cast<size_t>(category);
+        CHECK(formula.bytes[i] == doctest::Approx(exact.bytes[i]).epsilon(0.001));
+      }
+      CHECK(formula.total() == doctest::Approx(exact.total()).epsilon(0.075));
+    }
+}
+
 TEST_CASE("a larger bucket of sharded gradients is in the formula") {
   const auto config = resolve("gpt2-124m", {"ddp=zero2", "ddp.bucket_size=40000000", "dist.world_size=8"});
   const auto smaller = resolve("gpt2-124m", {"ddp=zero2", "dist.world_size=8"});

@@ -10,6 +10,7 @@
 #include "planner/counts.hpp"
 #include "planner/gemm_fit.hpp"
 #include "planner/kernels.hpp"
+#include "planner/optimizer_time.hpp"
 #include "planner/published_rows.hpp"
 
 using namespace capstan;
@@ -225,25 +226,25 @@ TEST_CASE("collectives take the time of their steps and bytes") {
   cluster.intra_bandwidth = 100, cluster.inter_bandwidth = 10;
   cluster.intra_latency = 2, cluster.inter_latency = 20;
   // Eight ranks of a node: seven steps, and 7/8 of the bytes at 100 GB/s.
-  const Group node = group_of(cluster, 1, 8);
-  CHECK(node.domains() == 1);
+  const Group node = group_of(cluster, 1, 8, 8);
+  CHECK(node.domains == 1);
   CHECK(collective_seconds(cluster, node, Collective::all_gather, 8e9) == doctest::Approx(14e-6 + 0.07));
   CHECK(collective_seconds(cluster, node, Collective::all_reduce, 8e9) == doctest::Approx(28e-6 + 0.14));
   // Four nodes: each of the eight ranks of a node moves an eighth over its own adapter.
-  const Group four = group_of(cluster, 1, 32);
+  const Group four = group_of(cluster, 1, 32, 32);
   CHECK(four.local == 8);
-  CHECK(four.domains() == 4);
+  CHECK(four.domains == 4);
   CHECK(collective_seconds(cluster, four, Collective::all_gather, 8e9) ==
         doctest::Approx(14e-6 + 0.07 + 60e-6 + 0.075));
   // With tensor parallelism of 8 a data-parallel group has one rank in a node.
-  const Group data = group_of(cluster, 8, 4);
+  const Group data = group_of(cluster, 8, 4, 32);
   CHECK(data.local == 1);
   CHECK(collective_seconds(cluster, data, Collective::reduce_scatter, 8e9) == doctest::Approx(60e-6 + 0.6));
   // Small messages over many nodes take the tree: 2 log2(N) steps and not 2 (N - 1).
-  const Group many = group_of(cluster, 8, 256);
+  const Group many = group_of(cluster, 8, 256, 2048);
   CHECK(collective_seconds(cluster, many, Collective::all_reduce, 8) ==
         doctest::Approx(16 * 20e-6).epsilon(1e-3));
-  CHECK(collective_seconds(cluster, group_of(cluster, 1, 1), Collective::all_reduce, 8e9) == 0);
+  CHECK(collective_seconds(cluster, group_of(cluster, 1, 1, 1), Collective::all_reduce, 8e9) == 0);
   // A measured bus bandwidth replaces the adapters' peak, by the logarithm of the number of nodes.
   cluster.bus_bandwidth_by_nodes = {{"2", 80}, {"8", 40}};
   CHECK(collective_seconds(cluster, four, Collective::all_gather, 8e9) ==
@@ -256,6 +257,51 @@ TEST_CASE("collectives take the time of their steps and bytes") {
   CHECK(collective_seconds(cluster, four, Collective::all_reduce, 8e9) == reduced);
 }
 
+namespace {
+
+// The most spread of all groups, by the domain of each rank.
+Group spread_of(int64_t domain, int64_t stride, int64_t size, int64_t gpus) {
+  Group widest{size, size, 1};
+  for (int64_t first = 0; first < gpus; ++first) {
+    if (first / stride % size != 0) continue;
+    std::map<int64_t, int64_t> by_domain;
+    for (int64_t i = 0; i < size; ++i) ++by_domain[(first + i * stride) / domain];
+    for (const auto& [of, count] : by_domain) widest.local = std::min(widest.local, count);
+    widest.domains = std::max(widest.domains, std::ssize(by_domain));
+  }
+  return widest;
+}
+
+}  // namespace
+
+TEST_CASE("a group has the domains of its ranks, and a run takes as many nodes of each domain") {
+  Cluster cluster = read_cluster("h100");
+  for (const int64_t node : {6, 7, 8}) {
+    cluster.gpus_per_node = node;
+    for (const int64_t stride : {1, 2, 3, 4, 8, 16})
+      for (const int64_t size : {2, 3, 4, 8}) {
+        CAPTURE(node);
+        CAPTURE(stride);
+        CAPTURE(size);
+        const int64_t gpus = 3 * 7 * 8 * 16;
+        const Group group = group_of(cluster, stride, size, gpus),
+                    ranks = spread_of(node, stride, size, gpus);
+        CHECK(group.local == ranks.local);
+        CHECK(group.domains == ranks.domains);
+      }
+  }
+  cluster.gpus_per_node = 6;
+  CHECK(!group_of(cluster, 1, 4, 4).crosses_domains());
+  CHECK(group_of(cluster, 1, 4, 48).crosses_domains());
+  // 16 of the 18 nodes of a rack divide 128 nodes; none of 10 to 18 divides 19, and one rack holds 18.
+  const Cluster racks = read_cluster("gb200");
+  CHECK(gpus_of_domain(racks, 512) == 64);
+  CHECK(gpus_of_domain(racks, 72) == 72);
+  CHECK(gpus_of_domain(racks, 76) == 72);
+  CHECK(!group_of(racks, 1, 64, 512).crosses_domains());
+  CHECK(group_of(racks, 1, 16, 144).crosses_domains());
+}
+
 // MCore MoE report (arXiv 2603.07685), HybridEP and NCCL's all-to-all on H100 and GB200. It does not state
 // the size: 4096 tokens of DeepSeek-V3 in 16 bits are assumed, whose experts are in four of eight groups.
 TEST_CASE("dispatches of tokens to experts take their published times") {
@@ -264,7 +310,7 @@ TEST_CASE("dispatches of tokens to experts take their published times") {
     const Cluster cluster = read_cluster(name);
     CAPTURE(cluster.gpu);
     CAPTURE(ranks);
-    const Group group = group_of(cluster, 1, ranks);
+    const Group group = group_of(cluster, 1, ranks, ranks);
     const double one = 1e6 * dispatch_seconds(cluster, group, kTokens, 8, 4),
                  copies = 1e6 * collective_seconds(cluster, group, Collective::all_to_all, 8 * kTokens);
     MESSAGE(cluster.gpu, ", ", ranks, " ranks: ", one, " us for ", deduplicated, ", all-to-all ", copies,
@@ -309,6 +355,84 @@ TEST_CASE("operands are quantized with the bytes of the recipe's kernels") {
   CHECK(bytes("nvfp4") == 7);
 }
 
+namespace {
+
+// One micro-batch of a recipe without a pipeline.
+StageTime micro_batch_time(const std::string& recipe, const std::vector<std::string>& overrides) {
+  const auto config = resolve(recipe, overrides);
+  REQUIRE(config.has_value());
+  return stage_times(run_shape(*config), read_cluster("h100")).front();
+}
+
+}  // namespace
+
+TEST_CASE("layers in 16 bits, and weight gradients in 16 bits, take the time of 16 bits") {
+  const std::string low = "mixed_precision=bf16_with_fp8_current_scaling_mixed",
+                    none = "mixed_precision.first_last_layers_bf16=false";
+  const auto time_of = [](const std::vector<std::string>& overrides) {
+    return micro_batch_time("llama3-8b", overrides);
+  };
+  const StageTime high = time_of({}), all_low = time_of({low, none}),
+                  half = time_of({low, "mixed_precision.num_layers_at_start_in_bf16=15"}),
+                  weights = time_of({low, none, "mixed_precision.fp8_wgrad=false"});
+  CHECK(half.total().gemm == doctest::Approx((high.total().gemm + all_low.total().gemm) / 2));
+  CHECK(half.total().memory == doctest::Approx((high.total().memory + all_low.total().memory) / 2));
+  CHECK(weights.weight_gradients.gemm == doctest::Approx(high.weight_gradients.gemm));
+  CHECK(weights.forward.gemm == doctest::Approx(all_low.forward.gemm));
+  CHECK(weights.forward.memory < all_low.forward.memory);
+  // The output layer is in 16 bits.
+  const Cluster cluster = read_cluster("h100");
+  RunShape head = run_shape(*resolve("llama3-8b", {low}));
+  head.stages = {{.head = true}};
+  CHECK(stage_times(head, cluster).front().forward.gemm ==
+        doctest::Approx(gemm_seconds(cluster, GemmFormat::bf16, head.tokens(), real(head.vocab), 4096)));
+}
+
+TEST_CASE("experts compute the rows that their capacity leaves, or all of it") {
+  const auto time_of = [](std::vector<std::string> overrides) {
+    overrides.emplace_back("dist.ep=8");
+    return micro_batch_time("mixtral-8x7b", overrides).total();
+  };
+  const std::string factor = "model.moe_expert_capacity_factor=",
+                    padded = "model.moe_pad_expert_input_to_capacity=true";
+  const WorkTime all = time_of({}), half = time_of({factor + "0.5"}), two = time_of({factor + "2", padded}),
+                 four = time_of({factor + "4", padded});
+  CHECK(time_of({factor + "2"}).total() == doctest::Approx(all.total()));
+  CHECK(half.expert == doctest::Approx(all.expert / 2).epsilon(0.01));
+  CHECK(two.expert == doctest::Approx(2 * all.expert).epsilon(0.01));
+  CHECK(four.gemm - two.gemm == doctest::Approx(2 * (two.gemm - all.gemm)).epsilon(0.02));
+  CHECK(half.gemm < all.gemm);
+}
+
+TEST_CASE("adapters and weights in 4 bits take time") {
+  const Cluster cluster = read_cluster("h100");
+  const StageTime lora = micro_batch_time("lora", {"model=llama3-8b"}),
+                  wide = micro_batch_time("lora", {"model=llama3-8b", "peft.dim=1024"}),
+                  part = micro_batch_time("lora", {"model=llama3-8b", "peft=lora_attention"}),
+                  quantized = micro_batch_time("qlora", {"model=llama3-8b"});
+  CHECK(part.weight_gradients.gemm < lora.weight_gradients.gemm);
+  CHECK(lora.weight_gradients.gemm > 0);
+  // 1024 times 2.2 million parameters beside seven billion.
+  CHECK(wide.forward.gemm > 1.2 * lora.forward.gemm);
+  CHECK(wide.weight_gradients.gemm > 2 * lora.weight_gradients.gemm);
+  // Seven billion weights of layers: half a byte and its scale are read, and two bytes are written.
+  const double expanded = 6.98e9 * (0.5 + 2) / (1e9 * cluster.memory_bandwidth * cluster.memory_efficiency);
+  CHECK(quantized.forward.memory - lora.forward.memory == doctest::Approx(expanded).epsilon(0.02));
+  CHECK(quantized.input_gradients.memory - lora.input_gradients.memory ==
+        doctest::Approx(expanded).epsilon(0.02));
+  CHECK(quantized.forward.gemm == doctest::Approx(lora.forward.gemm));
+}
+
+TEST_CASE("an all-gather of keys attends block by block, as a ring") {
+  const Cluster cluster = read_cluster("h100");
+  RunShape s = run_shape(*resolve("llama3-8b", {"dist.cp=2"}));
+  const WorkTime ring = stage_times(s, cluster).front().total();
+  s.context_exchange = ContextExchange::all_gather;
+  const WorkTime gathered = stage_times(s, cluster).front().total();
+  CHECK(gathered.attention == ring.attention);
+  CHECK(gathered.memory == ring.memory);
+}
+
 TEST_CASE("selective recomputation repeats the forward pass of its parts") {
   RunShape s = layer_with_experts();
   const WorkTime forward = stage_times(s, read_cluster("h100")).front().forward;
@@ -345,11 +469,11 @@ TEST_CASE("an all-gather of tokens takes the time of its collectives, and no sec
   const WorkTime exchanged = stage_times(s, cluster).front().forward;
   s.dispatch = TokenDispatch::allgather;
   const WorkTime gathered = stage_times(s, cluster).front().forward;
-  CHECK(gathered.expert == 0);
+  CHECK(gathered.tensor == 0);
   CHECK(gathered.memory < exchanged.memory);
   const double bytes = 2. * 8 * 4096 * 4096;
-  const Group ranks = group_of(cluster, 1, 8);
-  CHECK(gathered.tensor ==
+  const Group ranks = group_of(cluster, 1, 8, 8);
+  CHECK(gathered.expert ==
         doctest::Approx(collective_seconds(cluster, ranks, Collective::all_gather, bytes) +
                         collective_seconds(cluster, ranks, Collective::reduce_scatter, bytes)));
 }
@@ -400,8 +524,8 @@ TEST_CASE("other time grows with the number of ranks, of which the slowest decid
 
 TEST_CASE("in a mesh without a switch a pair has one link") {
   const Cluster mesh = read_cluster("mi300x");
-  const double two = collective_seconds(mesh, group_of(mesh, 1, 2), Collective::all_gather, 1e9),
-               eight = collective_seconds(mesh, group_of(mesh, 1, 8), Collective::all_gather, 1e9);
+  const double two = collective_seconds(mesh, group_of(mesh, 1, 2, 2), Collective::all_gather, 1e9),
+               eight = collective_seconds(mesh, group_of(mesh, 1, 8, 8), Collective::all_gather, 1e9);
   CHECK(two > 3 * eight);
 }
 
@@ -424,4 +548,42 @@ TEST_CASE("a GEMM whose tiles fill one wave more than the multiprocessors have t
   CHECK(grouped == doctest::Approx(single / cluster.grouped_gemm_efficiency).epsilon(0.01));
   // Few rows are bound by the bytes of the weight.
   CHECK(gemm_seconds(cluster, GemmFormat::bf16, 1, 16384, 16384) > 2 * 16384. * 16384 / 3.35e12);
+}
+
+// Newton-Schulz iterations in 32 bits: X X^T, its square, and their product with X.
+TEST_CASE("the optimizer of Muon orthogonalizes each matrix once") {
+  const Cluster cluster = read_cluster("h100");
+  const auto shape = [](const std::vector<std::string>& overrides) {
+    std::vector<std::string> all = {"optimizer=muon", "dist.cp=1", "dist.world_size=8"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    const auto config = resolve("llama3-8b", all);
+    REQUIRE(config.has_value());
+    return run_shape(*config);
+  };
+  const auto flops = [](double rows, double columns) {
+    const double side = std::min(rows, columns), inner = std::max(rows, columns);
+    return 5 * 2 * (2 * side * side * inner + side * side * side);
+  };
+  const double layer =
+                   2 * flops(4096, 4096) + 2 * flops(1024, 4096) + flops(28672, 4096) + flops(4096, 14336),
+               peak = 1e12 * *cluster.fp32_tflops * cluster.gemm_efficiency;
+  const auto seconds = [&](const std::vector<std::string>& overrides) {
+    return orthogonalization_seconds(shape(overrides), cluster, 0);
+  };
+  const double all = seconds({"ddp=no_shard"}), sharded = seconds({"ddp=zero1"});
+  CHECK(all > 32 * layer / peak);
+  CHECK(all < 1.2 * 32 * layer / peak);
+  CHECK(sharded == doctest::Approx(all / 8));
+  CHECK(seconds({"ddp=no_shard", "optimizer.muon_num_ns_steps=10"}) ==
+        doctest::Approx(2 * all).epsilon(0.01));
+  // Each of two tensor-parallel ranks orthogonalizes the full matrix, or blocks with less work.
+  CHECK(seconds({"ddp=no_shard", "dist.tp=2"}) > all);
+  CHECK(seconds({"ddp=no_shard", "dist.tp=2", "optimizer.muon_tp_mode=blockwise"}) < 0.6 * all);
+  CHECK(seconds({"ddp=no_shard", "dist.tp=2", "optimizer.muon_tp_mode=distributed"}) < 0.9 * all);
+  // A pipeline rank has a part of the layers; other optimizers have no matrices.
+  CHECK(seconds({"ddp=no_shard", "dist.pp=2"}) == doctest::Approx(all / 2));
+  const RunShape muon = shape({"ddp=zero1"}),
+                 adam = run_shape(*resolve("llama3-8b", {"dist.world_size=8", "dist.cp=1"}));
+  CHECK(orthogonalization_seconds(adam, cluster, 0) == 0);
+  CHECK(step_time(muon, cluster).optimizer > sharded);
 }

@@ -1,0 +1,156 @@
+#include "planner/optimizer_time.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "planner/collectives.hpp"
+#include "planner/counts.hpp"
+#include "planner/kernels.hpp"
+
+namespace capstan::planner {
+
+// Of the parameters of a rank, those that are trained.
+RankParameters trained_parameters(const RunShape& s, const RankParameters& all) {
+  if (!s.frozen_base) return all;
+  const LayerParameters adapters = adapter_parameters(s);
+  return {adapters.sharded / real(s.tp * s.pp), adapters.experts / real(s.ep * s.etp * s.pp)};
+}
+
+double update_seconds(const RunShape& s, const Cluster& c, const RankParameters& p) {
+  const RankParameters trained = trained_parameters(s, p);
+  double parameters = trained.total();
+  if (s.sharding != config::ShardingStrategy::no_shard)
+    parameters = (trained.dense / real(s.dense_shards()) + trained.experts / real(s.expert_shards())) /
+                 real(s.shards_over_instances ? s.instances : 1);
+  // The gradient is read for the norm and for the update; the state is read and written.
+  const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
+  const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
+  const double on_host = s.frozen_base ? 0 : s.offloaded_state * parameters, on_device = parameters - on_host;
+  const double device = memory_seconds(c, parameters * norm + on_device * update, 10);
+  if (on_host == 0) return device;
+  // Copies in both directions, the host's update and the device's run at the same time, bucket after bucket.
+  const double copied = on_host * std::max(s.gradient_bytes, s.parameter_bytes) / (1e9 * c.host_bandwidth);
+  return std::max({device, copied, on_host * update / (1e9 * c.host_memory_bandwidth)});
+}
+
+namespace {
+
+using config::MuonTpMode;
+
+// Weight matrices that Muon updates, of one size.
+struct Matrices {
+  double rows = 0, columns = 0, count = 1;
+  // Tensor-parallel ranks that share one, and whether they divide its rows.
+  int64_t ranks = 1;
+  bool divides_rows = true;
+};
+
+// Of the dense part of a layer, and of its routed experts on a rank.
+struct LayerMatrices {
+  std::vector<Matrices> dense, experts;
+};
+
+LayerMatrices layer_matrices(const RunShape& s, bool expert_layer) {
+  LayerMatrices m;
+  const double h = real(s.hidden), inputs = s.gated ? 2 : 1;
+  const auto by_rows = [&](double rows, double columns) {
+    m.dense.push_back({rows, columns, 1, s.tp, true});
+  };
+  const auto by_columns = [&](double rows, double columns) {
+    m.dense.push_back({rows, columns, 1, s.tp, false});
+  };
+  const auto replicated = [&](double rows, double columns) { m.dense.push_back({rows, columns}); };
+  const double query = real(s.query_width()), kv = real(s.kv_width());
+  if (s.latent) {
+    const LatentShape& l = *s.latent;
+    const double heads = real(s.heads), queries = heads * real(l.nope_dim + l.rope_dim);
+    if (l.q_rank > 0) replicated(real(l.q_rank), h);
+    by_rows(queries, l.q_rank > 0 ? real(l.q_rank) : h);
+    replicated(real(l.kv_rank + l.rope_dim), h);
+    by_rows(heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
+    by_columns(h, heads * real(l.v_dim));
+  } else {
+    if (s.muon->split_qkv) {
+      for (const double width : {query, kv, kv}) by_rows(width, h);
+    } else {
+      by_rows(query + 2 * kv, h);
+    }
+    by_columns(h, query);
+  }
+  const auto mlp = [&](double width) { by_rows(inputs * width, h), by_columns(h, width); };
+  if (!expert_layer) {
+    mlp(real(s.ffn));
+    return m;
+  }
+  const ExpertShape& e = *s.experts;
+  replicated(real(e.count), h);
+  if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
+  const double here = real(e.count) / real(s.ep);
+  m.experts = {{inputs * real(e.ffn), h, here, s.etp, true}, {h, real(e.ffn), here, s.etp, false}};
+  return m;
+}
+
+// One matrix on the rank that orthogonalizes it, with those that share it.
+double matrix_seconds(const RunShape& s, const Cluster& c, const Matrices& m) {
+  const MuonTpMode mode = m.ranks > 1 ? s.muon->tp_mode : MuonTpMode::blockwise;
+  const double part = mode == MuonTpMode::duplicated ? 1 : real(m.ranks);
+  const double rows = m.divides_rows ? m.rows / part : m.rows,
+               columns = m.divides_rows ? m.columns : m.columns / part;
+  // The Gram matrix is of the smaller side, or of the side that is not divided.
+  const bool of_rows = mode == MuonTpMode::distributed ? !m.divides_rows : rows <= columns;
+  const double side = of_rows ? rows : columns, inner = of_rows ? columns : rows;
+  const GemmFormat format = s.format == GemmFormat::tf32 ? GemmFormat::tf32 : GemmFormat::fp32;
+  const Group ranks = group_of(c, 1, m.ranks, s.gpus());
+  constexpr double kBytes = 4;
+  double iteration = gemm_seconds(c, format, side, side, inner) + gemm_seconds(c, format, side, side, side) +
+                     gemm_seconds(c, format, side, inner, side) +
+                     memory_seconds(c, 2 * kBytes * (side * side + side * inner), 2);
+  if (mode == MuonTpMode::distributed)
+    iteration += collective_seconds(c, ranks, Collective::all_reduce, kBytes * side * side);
+  const double gather = mode == MuonTpMode::duplicated
+                            ? collective_seconds(c, ranks, Collective::all_gather, kBytes * rows * columns)
+                            : 0;
+  return gather + real(s.muon->steps) * iteration + memory_seconds(c, 3 * kBytes * rows * columns, 2);
+}
+
+// Seconds of all matrices that a rank holds, and of the largest.
+struct MatrixTime {
+  double all = 0, largest = 0;
+  // On the rank that orthogonalizes the most, of `shards` that each have about as many.
+  double on_one(int64_t shards) const { return std::max(all / real(shards), largest); }
+};
+
+void add(MatrixTime& time, const RunShape& s, const Cluster& c, const std::vector<Matrices>& matrices,
+         double layers) {
+  if (layers == 0) return;
+  for (const Matrices& m : matrices) {
+    const double one = matrix_seconds(s, c, m);
+    time.all += layers * m.count * one, time.largest = std::max(time.largest, one);
+  }
+}
+
+}  // namespace
+
+double orthogonalization_seconds(const RunShape& s, const Cluster& c, int64_t pipeline_rank) {
+  if (!s.muon || s.frozen_base) return 0;
+  double dense_layers = 0, expert_layers = 0;
+  for (size_t i = 0; i < s.stages.size(); ++i) {
+    if (s.stage_ranks[i] != pipeline_rank) continue;
+    const StageShape& stage = s.stages[i];
+    dense_layers += real(stage.dense_layers), expert_layers += real(stage.expert_layers);
+    (s.is_expert_layer(s.layers - 1) ? expert_layers : dense_layers) += real(stage.mtp_layers);
+  }
+  MatrixTime dense, experts;
+  add(dense, s, c, layer_matrices(s, false).dense, dense_layers);
+  if (s.experts) {
+    const LayerMatrices m = layer_matrices(s, true);
+    add(dense, s, c, m.dense, expert_layers);
+    add(experts, s, c, m.experts, expert_layers);
+  }
+  const bool sharded = s.sharding != config::ShardingStrategy::no_shard;
+  const int64_t instances = s.shards_over_instances ? s.instances : 1;
+  return dense.on_one(sharded ? s.dense_shards() * instances : 1) +
+         experts.on_one(sharded ? s.expert_shards() * instances : 1);
+}
+
+}  // namespace capstan::planner
