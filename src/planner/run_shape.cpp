@@ -6,6 +6,7 @@
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
+#include "planner/adapters.hpp"
 
 namespace capstan::planner {
 
@@ -133,6 +134,7 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
 void set_adapters(RunShape& s, const config::Config& config) {
   if (!config.peft) return;
   s.frozen_base = true;
+  s.adapters = adapter_shape(s, config.model, *config.peft);
   if (config.peft->base_quantization == config::BaseQuantization::nf4)
     s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);
   const double widths = static_cast<double>(2 * s.hidden + 2 * s.query_width() + 2 * s.kv_width() +
