@@ -39,6 +39,11 @@ bool holds_less(const MemoryShape& a, const MemoryShape& b) {
   return a.total() < b.total();
 }
 
+// The error of memory by formula, as a fraction (docs/planning.md).
+double formula_error(const RunShape& shape) {
+  return shape.experts ? 0.12 : 0.05;
+}
+
 RankMemory exact_memory(const config::Config& config, const Cluster& cluster, int64_t rank) {
   const train::StepEstimate estimate =
       train::estimate_step(config, rank, static_cast<int>(cluster.gpus_per_node));
@@ -194,15 +199,35 @@ Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice
   return plan;
 }
 
+double formula_reserve(const RunShape& s, const Cluster& cluster) {
+  const bool sharded = s.sharding > config::ShardingStrategy::optim && !s.adapters;
+  return formula_error(s) * real(cluster.usable_memory.value) +
+         (sharded ? s.gradient_bytes * largest_block(s) : 0);
+}
+
 std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
   config.train.device = cluster.device;
   const RunShape shape = run_shape(config);
-  const std::vector<MemoryShape> ranks = memory_by_rank(shape);
-  const auto fullest = std::max_element(ranks.begin(), ranks.end(), holds_less) - ranks.begin();
-  const int64_t needed = estimated_passes(shape, fullest);
+  const std::vector<MemoryShape> by_formula = memory_by_rank(shape);
+  const double most = std::max_element(by_formula.begin(), by_formula.end(), holds_less)->total();
+  // One rank may take more than by formula, and the one with the most less.
+  std::vector<int64_t> candidates;
+  int64_t needed = 0;
+  for (int64_t rank = 0; rank < shape.pp; ++rank) {
+    if (by_formula[static_cast<size_t>(rank)].total() < (1 - 2 * formula_error(shape)) * most) continue;
+    candidates.push_back(rank);
+    needed += estimated_passes(shape, rank);
+  }
   if (needed > passes) return std::nullopt;
-  passes -= needed;
-  return exact_memory(config, cluster, train::pipeline_ranks(config)[static_cast<size_t>(fullest)]);
+  const std::vector<int64_t> ranks = train::pipeline_ranks(config);
+  RankMemory fullest;
+  for (const int64_t rank : candidates) {
+    passes -= estimated_passes(shape, rank);
+    const RankMemory memory = exact_memory(config, cluster, ranks[static_cast<size_t>(rank)]);
+    if (memory.total() > fullest.total()) fullest = memory;
+    if (fullest.total() > real(cluster.usable_memory.value)) break;
+  }
+  return fullest;
 }
 
 RankMemory fullest_by_formula(const RunShape& shape) {

@@ -20,14 +20,6 @@ using config::ShardingStrategy;
 // Pipelines that are simulated, and recipes that are resolved, at most.
 constexpr size_t kSimulated = 120, kResolved = 200;
 
-// Bytes by which the exact memory may differ from the formula's (docs/planning.md): with sharded gradients by
-// those of a block too, which may be there at the time of the peak or not. A layout that needs so many more
-// than are usable is decided by exact memory, and one without it must leave as many.
-double memory_error(const RunShape& s, double usable) {
-  return (s.experts ? 0.12 : 0.05) * usable +
-         (s.sharding > ShardingStrategy::optim ? s.gradient_bytes * largest_block(s) : 0);
-}
-
 // A layout before anything is built for it. Its shape has no stages until with_stages().
 struct Scored {
   RunShape shape;
@@ -131,9 +123,8 @@ class Enumeration {
     ++tried;
     const RankMemory memory = fullest_by_formula(s);
     const double bytes = memory.total();
-    const auto usable = static_cast<double>(cluster_.usable_memory.value);
-    if (!fits_memory(s, cluster_, bytes - memory_error(s, usable), memory.host)) return;
-    fitting += bytes <= usable ? 1 : 0;
+    if (!fits_memory(s, cluster_, bytes - formula_reserve(s, cluster_), memory.host)) return;
+    fitting += bytes <= real(cluster_.usable_memory.value) ? 1 : 0;
     scored.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
     scored.back().shape.stages = {}, scored.back().shape.stage_ranks = {};
   }
@@ -188,8 +179,7 @@ class LayoutList {
     layout.shape = run_shape(*config);
     const RankMemory memory = fullest_by_formula(layout.shape);
     layout.bytes = memory.total();
-    const auto usable = static_cast<double>(cluster_.usable_memory.value);
-    double error = memory_error(layout.shape, usable);
+    double error = formula_reserve(layout.shape, cluster_);
     if (const auto exact = exact_fullest(*config, cluster_, passes))
       layout.bytes = exact->total(), layout.exact = true, error = 0;
     if (!fits_memory(layout.shape, cluster_, layout.bytes + error, memory.host)) return Outcome::too_large;
