@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -47,7 +49,34 @@ class Enumeration {
       : base_(base), cluster_(cluster), gpus_(gpus), selective_(selective_recomputations(base)) {}
 
   void run() {
+    visit([this](const RunShape& s) { try_grid(s); });
+  }
+
+  // The nearest batches, one less and one more than that of the recipe, that a layout divides.
+  std::vector<int64_t> nearest_batches() const {
+    int64_t below = 0, above = std::numeric_limits<int64_t>::max();
+    visit([&](RunShape s) {
+      if (!divide_layers(s)) return;
+      // At least a micro-batch for each pipeline rank.
+      const int64_t fewest = s.pp * s.dp, down = s.global_batch / s.dp * s.dp;
+      if (down >= fewest) below = std::max(below, down);
+      above = std::min(above, std::max(down + s.dp, fewest));
+    });
+    std::vector<int64_t> batches;
+    if (below > 0) batches.push_back(below);
+    if (above < std::numeric_limits<int64_t>::max()) batches.push_back(above);
+    return batches;
+  }
+
+  int64_t tried = 0, fitting = 0;
+  // Those that fit by formula, and those that may fit.
+  std::vector<Scored> scored;
+
+ private:
+  // Calls `layout` for all sizes of parallelism that divide the GPUs and the tensors.
+  void visit(const std::function<void(const RunShape&)>& layout) const {
     RunShape s = base_;
+    s.vpp = 1;
     for (const int64_t tp : sizes(gpus_, cluster_.fast_domain())) {
       if (!divides_tensors(base_, tp)) continue;
       s.tp = tp, s.sequence_parallel = tp > 1;
@@ -57,17 +86,12 @@ class Enumeration {
           s.pp = s.group = pp, s.cp = cp, s.dp = gpus_ / (tp * pp * cp);
           for (const auto& [ep, etp] : expert_sizes(tp, pp)) {
             s.ep = ep, s.etp = etp;
-            try_grid(s);
+            layout(s);
           }
         }
     }
   }
 
-  int64_t tried = 0, fitting = 0;
-  // Those that fit by formula, and those that may fit.
-  std::vector<Scored> scored;
-
- private:
   // Of expert parallelism, and of tensor parallelism of the experts, which divides that of other layers.
   std::vector<std::pair<int64_t, int64_t>> expert_sizes(int64_t tp, int64_t pp) const {
     if (!base_.experts) return {{1, tp}};
@@ -278,6 +302,7 @@ SearchResult search_layouts(const config::Config& config, const Cluster& cluster
   all.run();
   SearchResult result;
   result.tried = all.tried, result.fitting = all.fitting;
+  if (all.tried == 0) result.batches = all.nearest_batches();
   std::stable_sort(all.scored.begin(), all.scored.end(), [](const Scored& a, const Scored& b) {
     return std::pair(a.order(), a.bytes) < std::pair(b.order(), b.bytes);
   });
