@@ -1,6 +1,7 @@
 #include "planner/plan.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/text.hpp"
@@ -8,6 +9,7 @@
 #include "planner/collectives.hpp"
 #include "planner/memory.hpp"
 #include "planner/pipeline.hpp"
+#include "train/setup/device.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
@@ -159,6 +161,9 @@ void set_warnings(Plan& plan) {
           significant(plan.time.work.*part, 3) + " s of the step, where within one " +
           "fast domain it would take " + significant(time_within_one_domain(s, c).work.*part, 3) + " s");
   };
+  if (c.compute_capability && *c.compute_capability == 0)
+    plan.warnings.push_back("the trainer has no backend for " + c.gpu +
+                            ": the plan takes the kernels and the allocator of CUDA");
   crosses("tensor-parallel", 1, s.tp, &WorkTime::tensor);
   crosses("expert-parallel", s.etp, s.ep, &WorkTime::expert);
   if (s.tp > 1 && !s.sequence_parallel)
@@ -181,10 +186,17 @@ void set_warnings(Plan& plan) {
 
 }  // namespace
 
+void refuse_missing_formats(const config::Config& config, const Cluster& c) {
+  if (c.compute_capability.value_or(0) > 0)
+    train::check_precision(config.mixed_precision,
+                           {c.gpu, static_cast<int>(std::lround(10 * *c.compute_capability))});
+}
+
 Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice memory) {
   config::Config config = given;
   config.train.device = cluster.device;
   train::refuse_missing_estimates(config);
+  refuse_missing_formats(config, cluster);
   Plan plan;
   plan.shape = run_shape(config);
   plan.cluster = cluster;

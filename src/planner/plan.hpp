@@ -55,10 +55,14 @@ struct Plan {
   std::vector<std::string> warnings;
 };
 
-// Throws ErrorCode::unsupported for a recipe that the trainer refuses, config for a format that the cluster
-// has no figure for.
+// Throws ErrorCode::unsupported for a recipe that the trainer refuses, also for formats that the GPU does not
+// have; config for a format that the cluster has no figure for.
 Plan make_plan(const config::Config& config, const Cluster& cluster,
                MemoryChoice memory = MemoryChoice::automatic);
+
+// Throws ErrorCode::unsupported for number formats that the GPU does not have, as the trainer does when it
+// starts on such a GPU; nothing where its compute capability is not known.
+void refuse_missing_formats(const config::Config& config, const Cluster& cluster);
 
 // Whether bytes of a rank fit its GPU, and those of the host, for one rank, the host of a node.
 bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes);

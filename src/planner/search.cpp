@@ -297,6 +297,7 @@ void add_front(LayoutList& list, const std::vector<Scored>& front) {
 
 SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
                             size_t most) {
+  refuse_missing_formats(config, cluster);
   const RunShape base = run_shape(config);
   Enumeration all(base, cluster, config.dist.world_size);
   all.run();
