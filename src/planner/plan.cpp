@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "base/text.hpp"
 #include "base/wording.hpp"
@@ -192,7 +193,18 @@ void refuse_missing_formats(const config::Config& config, const Cluster& c) {
                            {c.gpu, static_cast<int>(std::lround(10 * *c.compute_capability))});
 }
 
-Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice memory) {
+Cluster with_memory_limits(const config::Config& config, Cluster cluster) {
+  const auto& [device, host] = std::tie(config.resilience.memory_limit, config.resilience.memory_limit_host);
+  if (device) cluster.usable_memory.value = std::min(cluster.usable_memory.value, device->value);
+  if (!host) return cluster;
+  const int64_t of_node = std::min<int64_t>(config.dist.world_size, cluster.gpus_per_node) * host->value;
+  cluster.host_memory =
+      config::Bytes{cluster.host_memory ? std::min(cluster.host_memory->value, of_node) : of_node};
+  return cluster;
+}
+
+Plan make_plan(const config::Config& given, const Cluster& whole, MemoryChoice memory) {
+  const Cluster cluster = with_memory_limits(given, whole);
   config::Config config = given;
   config.train.device = cluster.device;
   train::refuse_missing_estimates(config);

@@ -64,6 +64,9 @@ Plan make_plan(const config::Config& config, const Cluster& cluster,
 // starts on such a GPU; nothing where its compute capability is not known.
 void refuse_missing_formats(const config::Config& config, const Cluster& cluster);
 
+// The cluster with no more memory than resilience.memory_limit and memory_limit_host allow.
+Cluster with_memory_limits(const config::Config& config, Cluster cluster);
+
 // Whether bytes of a rank fit its GPU, and those of the host, for one rank, the host of a node.
 bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes);
 // Whether the bytes of all ranks of a node are more than its host has; false where that is not known.

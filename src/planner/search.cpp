@@ -295,8 +295,9 @@ void add_front(LayoutList& list, const std::vector<Scored>& front) {
 
 }  // namespace
 
-SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
+SearchResult search_layouts(const config::Config& config, const Cluster& whole, const Resolver& resolve,
                             size_t most) {
+  const Cluster cluster = with_memory_limits(config, whole);
   refuse_missing_formats(config, cluster);
   const RunShape base = run_shape(config);
   Enumeration all(base, cluster, config.dist.world_size);

@@ -118,6 +118,25 @@ TEST_CASE("a plan that fits needs no change, and one that cannot fit has none") 
   CHECK(ways_to_fit(small, resolver("llama3-70b")).empty());
 }
 
+TEST_CASE("a plan and its changes keep to the memory limit of the recipe") {
+  const std::vector<std::string> limit = {"resilience.memory_limit=45GiB"};
+  const auto limited = resolver("llama3-8b", limit);
+  const Cluster cluster = read_cluster("h100");
+  const Plan plan = make_plan(*limited({}), cluster);
+  CHECK_FALSE(plan.fits);
+  CHECK(plan.limits.front().ends_with("and 45.0 GiB are usable"));
+  const auto changes = ways_to_fit(plan, limited);
+  const auto reference =
+      ways_to_fit(make_plan(*resolve("llama3-8b", {}), with_memory(45)), resolver("llama3-8b"));
+  REQUIRE(changes.size() == reference.size());
+  CHECK(changes.front().bytes == reference.front().bytes);
+  for (const Layout& layout : search_layouts(*limited({}), cluster, limited).layouts)
+    CHECK(layout.bytes <= 45.0 * (1 << 30));
+  const auto host =
+      resolve("llama3-8b", {"optimizer.optimizer_cpu_offload=true", "resilience.memory_limit_host=5GiB"});
+  CHECK(make_plan(*host, cluster, MemoryChoice::formula).limits.front().starts_with("host memory: "));
+}
+
 TEST_CASE("offload that exceeds the host of a node does not fit, is not proposed, and is taken back") {
   // Eight ranks with state in host memory: 14 bytes of 8.03e9 parameters, sharded.
   const std::vector<std::string> offload = {"optimizer.optimizer_cpu_offload=true"};
