@@ -92,6 +92,8 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
     core = (recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
            output * heads * real(l.v_dim) + 4 * heads;
   }
+  // Queries, keys and values before the norms.
+  if (s.qk_norm_across_heads) core += bytes * (query + 2 * kv);
   // Scores, softmax and its dropout mask (Korthikanti et al. 2022).
   if (s.stores_scores && !recompute.attention) core += 5 * real(s.heads * s.seq);
   tensor += core;
@@ -106,6 +108,8 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
     if (!recompute.experts) {
       routed = saved(experts) * h * real(s.etp) +
                (widths * bytes + (recompute.activation ? 0 : saved(experts_hidden))) * real(e.ffn);
+      // Outputs with biases, which are weighted afterward.
+      if (s.mlp_bias) routed += bytes * h;
       if (!recompute.shared) tensor += (widths * bytes + saved(mlp_hidden)) * real(e.shared_ffn);
     }
     sequence += real(e.topk) * routed + 4 * real(e.count);
@@ -226,6 +230,8 @@ Activations activations_in_flight(const RunShape& s, int64_t rank, const LayerBy
         if (away > 0) offloaded = std::max(offloaded, kept);
       }
     };
+    // A stage keeps what it has sent.
+    if (!stage.head) held += dense.input;
     add(dense, stage.dense_layers);
     add(expert, stage.expert_layers);
     add(s.is_expert_layer(s.layers - 1) ? expert : dense, stage.mtp_layers);
@@ -310,16 +316,25 @@ MemoryShape states(const RunShape& s, int64_t rank) {
     m.gradients += s.gradient_bytes * (trained_tables + waiting);
     m.workspace += s.reduced_bytes * (std::min(table, trained_tables) + waiting);
   }
-  // Two blocks are gathered: the one that computes, and the next one. Gradients of two tables wait for their
-  // reduction beside those of a layer, and those of one each are received.
+  // Two blocks are gathered: the one that computes, and the next one. Gradients of two wait for their
+  // reduction beside those of a layer or a table, and those of one each are received.
   if (s.sharding == optim_grads_params) {
     m.parameters += 2 * s.parameter_bytes * largest_block(s);
     if (s.adapters) return m;
     const double table = real(s.vocab * s.hidden) / real(s.tp), layer = layer_block(s);
-    m.gradients += s.gradient_bytes * (2 * table + layer);
+    m.gradients += s.gradient_bytes * (table + layer + std::max(table, layer));
     m.workspace += s.reduced_bytes * (table + layer);
   }
   return m;
+}
+
+// Bytes of replicated gradients on the wire, where they are sent with fewer bits than they are kept with. All
+// may be on their way when the last backward pass ends.
+double sent_copies(const RunShape& s, int64_t rank) {
+  if (s.sharding != config::ShardingStrategy::no_shard || s.reduced_bytes >= s.gradient_bytes ||
+      s.dp * s.cp == 1)
+    return 0;
+  return s.reduced_bytes * (s.adapters ? rank_adapters(s, rank) : rank_parameters(s, rank)).total();
 }
 
 // Rows of a micro-batch whose logits exist at a time.
@@ -357,6 +372,7 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
     }
     // Gathered inputs, and the gradient of a weight before it is added.
     m.workspace += rows + (s.frozen_base ? 0 : s.activation_bytes * largest_weight(s));
+    m.workspace = std::max(m.workspace, sent_copies(s, rank) - m.activations);
     ranks.push_back(m);
   }
   return ranks;

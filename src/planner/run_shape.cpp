@@ -83,6 +83,7 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
   if (m.qk_layernorm && !m.multi_latent_attention)
     s.qk_norm_parameters =
         s.norm_vectors * (m.qk_layernorm_across_heads ? s.query_width() + s.kv_width() : 2 * s.head_dim);
+  s.qk_norm_across_heads = s.qk_norm_parameters > 0 && m.qk_layernorm_across_heads;
   if (m.softmax_type == config::SoftmaxType::learnable) s.sink_parameters = s.heads;
   s.hidden_dropout = m.hidden_dropout > 0;
   s.window = m.window_size.value_or(0), s.full_every = m.window_attn_skip_freq.value_or(0);

@@ -106,6 +106,8 @@ struct RunShape {
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   // Parameters of the norms of queries and keys, and of attention sinks, of one layer.
   int64_t qk_norm_parameters = 0, sink_parameters = 0;
+  // These norms go over all heads, by a kernel of their own.
+  bool qk_norm_across_heads = false;
   // Elements of the masks of dropout are kept, one byte each.
   bool hidden_dropout = false;
   // Sliding window in tokens and every how many layers attention is full; 0: all layers are full.
