@@ -287,8 +287,19 @@ double frozen_bytes(const RunShape& s, int64_t rank, const RankParameters& all) 
   return in_full * s.parameter_bytes + (1 - in_full) * *s.frozen_bytes;
 }
 
+RankParameters trained_parameters(const RunShape& s, int64_t rank) {
+  return s.adapters ? rank_adapters(s, rank) : rank_parameters(s, rank);
+}
+
+// Gradients in the buckets that are reduced at a time.
+double waiting_gradients(const RunShape& s, double trained) {
+  const int64_t bucket = s.bucket_elements.value_or(
+      parallel::default_bucket_elements(static_cast<int64_t>(trained), s.dp * s.cp));
+  return std::min(real(parallel::FlatStore::kPendingReductions) * real(bucket), trained);
+}
+
 MemoryShape states(const RunShape& s, int64_t rank) {
-  const RankParameters all = rank_parameters(s, rank), trained = s.adapters ? rank_adapters(s, rank) : all;
+  const RankParameters all = rank_parameters(s, rank), trained = trained_parameters(s, rank);
   MemoryShape m;
   using enum config::ShardingStrategy;
   // Parameters of which a state is kept: replicated ones, or a rank's part of sharded ones.
@@ -310,9 +321,7 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   if (s.sharding == optim_grads) {
     const double table = real(s.vocab * s.hidden) / real(s.tp),
                  trained_tables = s.adapters ? 0 : tables(s, rank),
-                 bucket = real(s.bucket_elements.value_or(
-                     parallel::default_bucket_elements(static_cast<int64_t>(trained.total()), s.dp * s.cp))),
-                 waiting = std::min(real(parallel::FlatStore::kPendingReductions) * bucket, trained.total());
+                 waiting = waiting_gradients(s, trained.total());
     m.gradients += s.gradient_bytes * (trained_tables + waiting);
     m.workspace += s.reduced_bytes * (std::min(table, trained_tables) + waiting);
   }
@@ -328,13 +337,13 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   return m;
 }
 
-// Bytes of replicated gradients on the wire, where they are sent with fewer bits than they are kept with. All
-// may be on their way when the last backward pass ends.
-double sent_copies(const RunShape& s, int64_t rank) {
-  if (s.sharding != config::ShardingStrategy::no_shard || s.reduced_bytes >= s.gradient_bytes ||
-      s.dp * s.cp == 1)
-    return 0;
-  return s.reduced_bytes * (s.adapters ? rank_adapters(s, rank) : rank_parameters(s, rank)).total();
+// Bytes that the reduction of gradients takes when the last backward pass ends: the buckets that are
+// received, and all replicated gradients that are sent with fewer bits than they are kept with.
+double reduction_buffers(const RunShape& s, int64_t rank) {
+  if (s.sharding > config::ShardingStrategy::optim || s.dp * s.cp == 1) return 0;
+  const double trained = trained_parameters(s, rank).total();
+  const bool copies = s.sharding == config::ShardingStrategy::no_shard && s.reduced_bytes < s.gradient_bytes;
+  return s.reduced_bytes * (waiting_gradients(s, trained) + (copies ? trained : 0));
 }
 
 // Rows of a micro-batch whose logits exist at a time.
@@ -372,7 +381,7 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
     }
     // Gathered inputs, and the gradient of a weight before it is added.
     m.workspace += rows + (s.frozen_base ? 0 : s.activation_bytes * largest_weight(s));
-    m.workspace = std::max(m.workspace, sent_copies(s, rank) - m.activations);
+    m.workspace = std::max(m.workspace, reduction_buffers(s, rank) - m.activations);
     ranks.push_back(m);
   }
   return ranks;

@@ -143,6 +143,19 @@ TEST_CASE("the formula agrees with the trainer's own step for adapters") {
   }
 }
 
+// Sixteen stages of two layers whose activations take less than the buckets of gradients.
+TEST_CASE("the formula has the buckets of gradients where activations take less") {
+  const auto config =
+      resolve("llama3-8b", {"dist.world_size=512", "dist.tp=8", "dist.sp=true", "dist.pp=16", "dist.vpp=null",
+                            "dist.cp=4", "model.recompute_granularity=full", "model.recompute_method=uniform",
+                            "model.recompute_num_layers=1"});
+  REQUIRE(config.has_value());
+  const Plan exact = make_plan(*config, read_cluster("h100"), MemoryChoice::exact),
+             formula = make_plan(*config, read_cluster("h100"), MemoryChoice::formula);
+  for (const size_t rank : {size_t{0}, exact.fullest})
+    CHECK(std::abs(formula.memory[rank].total() / exact.memory[rank].total() - 1) < 0.08);
+}
+
 TEST_CASE("a larger bucket of sharded gradients is in the formula") {
   const auto config = resolve("gpt2-124m", {"ddp=zero2", "ddp.bucket_size=40000000", "dist.world_size=8"});
   const auto smaller = resolve("gpt2-124m", {"ddp=zero2", "dist.world_size=8"});
