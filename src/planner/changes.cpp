@@ -32,8 +32,16 @@ class Pricing {
     config::Config config;
     RunShape shape;
   };
-  bool fits(const Priced& priced) const {
+  bool fits_by_formula(const Priced& priced) const {
     return fits_memory(priced.shape, plan_.cluster, priced.change.bytes, priced.change.host_bytes);
+  }
+  // Memory by formula has to leave what it may lack, where that of the plan is exact: a plan by formula
+  // fits without it, too.
+  bool fits(const Priced& priced) const {
+    const Change& change = priced.change;
+    const bool by_formula = exact_plan() && !change.exact;
+    const double lacking = by_formula ? formula_reserve(priced.shape, plan_.cluster) : 0;
+    return fits_memory(priced.shape, plan_.cluster, change.bytes + lacking, change.host_bytes);
   }
   std::optional<Priced> price(std::vector<std::string> overrides) const {
     const auto config = legal_recipe(resolve_, overrides, plan_.shape.global_batch);
@@ -48,7 +56,7 @@ class Pricing {
 
   // Replaces the memory by that of the trainer's step, where that of the plan is, and where passes are left.
   void make_exact(Priced& priced) {
-    if (!plan_.memory[plan_.fullest].exact) return;
+    if (!exact_plan()) return;
     const auto exact = exact_fullest(priced.config, plan_.cluster, passes_);
     if (!exact) return;
     priced.change.bytes = exact->total(), priced.change.exact = true;
@@ -57,6 +65,8 @@ class Pricing {
   }
 
  private:
+  bool exact_plan() const { return plan_.memory[plan_.fullest].exact; }
+
   const Plan& plan_;
   const Resolver& resolve_;
   const double scale_;
@@ -173,8 +183,7 @@ std::vector<Technique> techniques_of(const RunShape& base, const Cluster& cluste
   for (const auto sharding : {optim, optim_grads, optim_grads_params})
     techniques.push_back({Kind::sharding, [sharding](RunShape& s) {
                             // With a pipeline ZeRO 2 and 3 would communicate for each micro-batch.
-                            if (sharding <= s.sharding || s.frozen_base || (sharding > optim && s.pp > 1))
-                              return false;
+                            if (sharding <= s.sharding || (sharding > optim && s.pp > 1)) return false;
                             s.sharding = sharding, s.overlap_grad_reduce = s.overlap_param_gather = true;
                             return true;
                           }});
@@ -300,7 +309,7 @@ std::vector<Change> ways_to_fit(const Plan& plan, const Resolver& resolve, size_
       if (changes.size() >= most || ++trials > kMostTrials) break;
       if (std::find(kinds.begin(), kinds.end(), fitting.kinds) != kinds.end()) continue;
       auto priced = pricing.price(overrides_of(plan.shape, fitting.shape));
-      if (!priced || !pricing.fits(*priced)) continue;
+      if (!priced || !pricing.fits_by_formula(*priced)) continue;
       if (fastest > 0 && priced->change.seconds >= fastest) continue;
       pricing.make_exact(*priced);
       if (!pricing.fits(*priced)) continue;
@@ -360,7 +369,7 @@ std::vector<Change> faster_changes(const Plan& plan, const Resolver& resolve, si
     auto priced = pricing.price(std::move(overrides));
     if (!priced) continue;
     const Change& change = priced->change;
-    if (!pricing.fits(*priced) || change.seconds > 0.98 * plan.time.seconds) continue;
+    if (!pricing.fits_by_formula(*priced) || change.seconds > 0.98 * plan.time.seconds) continue;
     // An override that changes nothing more than an earlier one is no proposal of its own.
     if (std::none_of(found.begin(), found.end(), [&](const Pricing::Priced& other) {
           return other.change.seconds == change.seconds && other.change.bytes == change.bytes;

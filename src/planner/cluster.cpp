@@ -23,6 +23,12 @@ static void describe(config::Section<Cluster>& s) {
   s.field("gpu", &Cluster::gpu).doc("name of the GPU, for reports").required();
   s.field("device_name", &Cluster::device_name)
       .doc("name of the GPU as its driver says it; `train` finds a preset by it");
+  s.field("compute_capability", &Cluster::compute_capability)
+      .doc(
+          "compute capability of the GPU, such as 9.0: `plan` refuses formats that it does not have; 0: it "
+          "is "
+          "no GPU of CUDA")
+      .range(0, 99);
   s.field("device", &Cluster::device)
       .doc(
           "device whose kernels and allocator the memory of a plan is for: cuda, or cpu where the ranks are");

@@ -28,6 +28,8 @@ struct Cluster {
 
   std::string gpu;
   std::optional<std::string> device_name;  // of one GPU, as its driver says it
+  // CUDA's, such as 9.0, by which the trainer decides which formats the GPU has. 0: it is no GPU of CUDA.
+  std::optional<double> compute_capability;
   config::DeviceKind device = config::DeviceKind::cuda;
   config::Bytes memory, usable_memory;
   // Dense peaks in TFLOP/s.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/adapters.hpp"
 namespace capstan::planner {
 
 namespace {
@@ -66,9 +67,9 @@ double causal_fraction(const RunShape& s) {
 double flops_per_token(const RunShape& s, FlopConvention convention) {
   const double depth = real(s.layers + s.mtp_layers), scores = depth * score_macs(s);
   // Frozen weights have no gradients.
-  const LayerParameters adapters = adapter_parameters(s);
-  const double linear = (s.frozen_base ? 4 : 6) * linear_macs(s) +
-                        6 * (adapters.sharded + adapters.experts * chosen_experts(s));
+  const AdapterParameters adapters = all_adapters(s);
+  const double linear =
+      (s.frozen_base ? 4 : 6) * linear_macs(s) + 6 * (adapters.dense + adapters.experts * chosen_experts(s));
   switch (convention) {
     case FlopConvention::causal:
       return linear + 6 * scores * causal_fraction(s);
@@ -118,40 +119,6 @@ LayerParameters mtp_parameters(const RunShape& s) {
   return p;
 }
 
-LayerParameters adapter_parameters(const RunShape& s, bool expert_layer) {
-  const double h = real(s.hidden), outputs = s.gated ? 2 : 1;
-  // Inputs and outputs of the linear layers.
-  double widths = 2 * h + 2 * real(s.query_width() + s.kv_width());
-  const auto mlp = [&](double width) { return 2 * h + (outputs + 1) * width; };
-  if (s.latent) {
-    const LatentShape& l = *s.latent;
-    const double heads = real(s.heads), query = heads * real(l.nope_dim + l.rope_dim);
-    widths = l.q_rank > 0 ? h + 2 * real(l.q_rank) + query : h + query;
-    widths += h + 2 * real(l.kv_rank) + real(l.rope_dim) + heads * real(l.nope_dim + 2 * l.v_dim) + h;
-  }
-  const AdapterShape& adapters = s.adapters;
-  if (!adapters.attention) widths = 0;
-  LayerParameters p;
-  if (!expert_layer) {
-    if (adapters.mlp) widths += mlp(real(s.ffn));
-  } else {
-    const ExpertShape& e = *s.experts;
-    if (adapters.experts) p.experts = real(adapters.rank * e.count) * mlp(real(e.ffn));
-    if (adapters.shared && e.shared_ffn > 0) widths += mlp(real(e.shared_ffn));
-  }
-  p.sharded = real(adapters.rank) * widths;
-  return p;
-}
-
-LayerParameters adapter_parameters(const RunShape& s) {
-  LayerParameters sum;
-  for (int64_t layer = 0; layer < s.layers; ++layer) {
-    const LayerParameters one = adapter_parameters(s, s.is_expert_layer(layer));
-    sum.sharded += one.sharded, sum.experts += one.experts;
-  }
-  return sum;
-}
-
 namespace {
 
 // Embedding and output layer, positions, last norm, and the layers with `experts_counted` of the experts.
@@ -162,7 +129,8 @@ double parameters_with(const RunShape& s, double experts_counted) {
   double sum = real(s.vocab * s.hidden * (s.tied ? 1 : 2)) + real(s.positions * s.hidden) +
                real(s.norm_vectors * s.hidden);
   for (int64_t layer = 0; layer < s.layers; ++layer) sum += of(layer_parameters(s, s.is_expert_layer(layer)));
-  sum += of(adapter_parameters(s));
+  const AdapterParameters adapters = all_adapters(s);
+  sum += adapters.dense + adapters.experts * experts_counted;
   return sum + real(s.mtp_layers) * of(mtp_parameters(s));
 }
 

@@ -46,12 +46,6 @@ LayerParameters layer_parameters(const RunShape& shape, bool expert_layer);
 // Parameters of one depth of multi-token prediction, without embedding and output layer.
 LayerParameters mtp_parameters(const RunShape& shape);
 
-// Parameters of the adapters of a layer: two factors beside each linear layer, counted as `sharded` (of
-// all layers but those of routed experts) and `experts`.
-LayerParameters adapter_parameters(const RunShape& shape, bool expert_layer);
-// Of all layers.
-LayerParameters adapter_parameters(const RunShape& shape);
-
 // All parameters, the padded vocabulary and adapters included.
 double total_parameters(const RunShape& shape);
 // Parameters that compute one token: topk experts in place of all.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "planner/adapters.hpp"
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
@@ -54,6 +55,8 @@ GemmFormat high_format(const RunShape& s) {
   return is_low_precision(s.format) ? GemmFormat::bf16 : s.format;
 }
 
+using Input = AdaptedLinear::Input;
+
 // Adds up one micro-batch of one layer.
 class LayerClock {
  public:
@@ -71,13 +74,14 @@ class LayerClock {
   // low_precision: GEMMs are in the format of the run, else in 16 bits.
   StageTime layer(bool expert_layer, bool low_precision) {
     time_ = {};
+    expert_layer_ = expert_layer;
     format_ = low_precision ? s_.format : high_format(s_);
     recomputed(s_.recompute.full, [&] {
       attention();
       if (expert_layer)
         recomputed(s_.recompute.experts, [&] { experts(); });
       else
-        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn), s_.adapters.mlp); });
+        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn)); });
       norms();
     });
     return time_;
@@ -116,7 +120,8 @@ class LayerClock {
   }
 
   // A linear layer: forward pass, input gradients and weight gradients of [rows, inner] x [inner, columns].
-  void gemms(double rows, double columns, double inner, double count = 1) {
+  // input: what the layer reads, by which an adapter is known.
+  void gemms(Input input, double rows, double columns, double inner, double count = 1) {
     const bool quantized = is_low_precision(format_);
     gemms_in(format_, quantized && !s_.low_weight_gradients ? high_format(s_) : format_, !s_.frozen_base,
              rows, columns, inner, count);
@@ -124,7 +129,7 @@ class LayerClock {
       time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
       time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
     }
-    if (s_.frozen_base) frozen_layer(rows, columns, inner, count);
+    if (s_.frozen_base) frozen_layer(input, rows, columns, inner, count);
   }
 
   void gemms_in(GemmFormat format, GemmFormat weight_gradients, bool trained, double rows, double columns,
@@ -137,9 +142,9 @@ class LayerClock {
 
   // A frozen linear layer: the two factors of its adapter, the sums with the layer's output and with the
   // gradient of its input, and the layer's weight from 4 bits in each pass.
-  void frozen_layer(double rows, double columns, double inner, double count) {
-    if (adapted_) {
-      const double rank = real(s_.adapters.rank), bytes = s_.activation_bytes * count * rows;
+  void frozen_layer(Input input, double rows, double columns, double inner, double count) {
+    if (s_.adapters && saves_input(s_, expert_layer_, input) > 0) {
+      const double rank = real(s_.adapters->rank), bytes = s_.activation_bytes * count * rows;
       const GemmFormat format = high_format(s_);
       gemms_in(format, format, true, rows, rank, inner, count);
       gemms_in(format, format, true, rows, columns, rank, count);
@@ -175,23 +180,23 @@ class LayerClock {
   }
 
   void attention() {
-    adapted_ = s_.adapters.attention;
     const double h = real(s_.hidden), query = real(s_.query_width()), kv = real(s_.kv_width());
     if (s_.latent) {
       const LatentShape& l = *s_.latent;
       const double heads = real(s_.heads) / t_, query_in = real(l.nope_dim + l.rope_dim);
-      if (l.q_rank > 0) gemms(shard_, real(l.q_rank), h);
-      gemms(shard_, real(l.kv_rank + l.rope_dim), h);
+      if (l.q_rank > 0) gemms(Input::attention, shard_, real(l.q_rank), h);
+      gemms(Input::attention, shard_, real(l.kv_rank + l.rope_dim), h);
       recomputed(s_.recompute.attention, [&] {
-        gemms(tokens_, heads * query_in, l.q_rank > 0 ? real(l.q_rank) : h);
-        gemms(tokens_, heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
+        gemms(l.q_rank > 0 ? Input::other : Input::attention, tokens_, heads * query_in,
+              l.q_rank > 0 ? real(l.q_rank) : h);
+        gemms(Input::other, tokens_, heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
         core_attention();
       });
-      gemms(tokens_, h, heads * real(l.v_dim));
+      gemms(Input::other, tokens_, h, heads * real(l.v_dim));
     } else {
-      gemms(tokens_, (query + 2 * kv) / t_, h);
+      gemms(Input::attention, tokens_, (query + 2 * kv) / t_, h);
       recomputed(s_.recompute.attention, [&] { core_attention(); });
-      gemms(tokens_, h, query / t_);
+      gemms(Input::other, tokens_, h, query / t_);
     }
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
   }
@@ -257,11 +262,10 @@ class LayerClock {
     move(values * (8 * added * query + rounded), values * added * (8 * query + 16 * kv), 2 * added + 1);
   }
 
-  void mlp(double width, bool adapted) {
-    adapted_ = adapted;
+  void mlp(double width) {
     const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
-    gemms(tokens_, inputs * width / t_, h);
-    gemms(tokens_, h, width / t_);
+    gemms(Input::mlp, tokens_, inputs * width / t_, h);
+    gemms(Input::mlp_hidden, tokens_, h, width / t_);
     activation(s_.activation_bytes * tokens_ * width / t_);
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
   }
@@ -280,9 +284,8 @@ class LayerClock {
         (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk) * e.filled;
     const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
                  width = real(e.ffn) / real(s_.etp);
-    adapted_ = s_.adapters.experts;
-    gemms(slots / experts, inputs * width, h, experts);
-    gemms(slots / experts, h, width, experts);
+    gemms(Input::experts, slots / experts, inputs * width, h, experts);
+    gemms(Input::experts_hidden, slots / experts, h, width, experts);
     recomputed(s_.recompute.activation, [&] { activation(s_.activation_bytes * slots * width); });
     // Router, and permutation of the tokens to their experts and back; after an all-to-all, whose rows are in
     // the order of their ranks, once more.
@@ -293,8 +296,7 @@ class LayerClock {
                  router = 8 * shard_ * real(e.count);
     move(4 * rows + sorted + router, 4 * rows + sorted + router, sorted > 0 ? 10 : 8);
     const StageTime before = time_;
-    if (e.shared_ffn > 0)
-      recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn), s_.adapters.shared); });
+    if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
     if (s_.dispatch == TokenDispatch::allgather) {
       gather_rows(group_of(c_, 1, s_.ep * s_.etp, s_.gpus()),
                   s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h,
@@ -344,9 +346,9 @@ class LayerClock {
   // Tensor-parallel ranks; tokens of a micro-batch on a rank, and those of its part of the sequence.
   const double t_, tokens_, shard_;
   const Group tp_, cp_, ep_, etp_;
-  // Of the linear layers that are added: the format of their GEMMs, and whether they have adapters.
+  // Of the layer that is added: whether it has experts, and the format of its GEMMs.
+  bool expert_layer_ = false;
   GemmFormat format_ = GemmFormat::bf16;
-  bool adapted_ = false;
   StageTime time_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "kernels/table.hpp"
 #include "parallel/flat_store.hpp"
+#include "planner/adapters.hpp"
 #include "planner/counts.hpp"
 #include "train/setup/device.hpp"
 
@@ -45,51 +46,83 @@ RankParameters rank_parameters(const RunShape& s, int64_t pipeline_rank) {
   return sum;
 }
 
+RankParameters trained_parameters(const RunShape& s, int64_t pipeline_rank) {
+  if (!s.adapters) return rank_parameters(s, pipeline_rank);
+  const AdapterParameters dense = adapter_parameters(s, false), experts = adapter_parameters(s, true);
+  RankParameters sum;
+  for (size_t i = 0; i < s.stages.size(); ++i) {
+    if (s.stage_ranks[i] != pipeline_rank) continue;
+    const double in_dense = real(s.stages[i].dense_layers), in_experts = real(s.stages[i].expert_layers);
+    sum.dense += in_dense * dense.dense + in_experts * experts.dense;
+    sum.experts += in_experts * experts.experts;
+  }
+  return sum;
+}
+
 namespace {
 
+// Bytes of one element of an input of a GEMM that a layer saves, for the gradient of the weight or of an
+// adapter.
+double saved_input(const RunShape& s, bool expert_layer, AdaptedLinear::Input input) {
+  if (s.adapters) return s.activation_bytes * saves_input(s, expert_layer, input);
+  return s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : s.activation_bytes;
+}
+
 double layer_activations_with(const RunShape& s, const RecomputeShape& recompute, bool expert_layer) {
+  using enum AdaptedLinear::Input;
   const double bytes = s.activation_bytes, h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
-  // Inputs of GEMMs in 8 bits.
-  const double input = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : bytes;
-  // What sequence parallelism divides, and what tensor parallelism divides in any case: bytes of a token.
-  double sequence = 0, tensor = 0;
+  const auto saved = [&](AdaptedLinear::Input input) { return saved_input(s, expert_layer, input); };
+  // What sequence parallelism divides, what tensor parallelism divides in any case, and what neither does:
+  // bytes of a token.
+  double sequence = 0, tensor = 0, full = 0;
   if (recompute.full && recompute.layers < 0) {
     sequence = bytes * h;
     return tokens * sequence / (s.sequence_parallel ? t : 1);
   }
-  // Inputs of both norms, and of the two GEMMs that follow them.
+  // Inputs of both norms, and of the two GEMMs that follow them. Adapters save what sequence parallelism has
+  // gathered for them.
   sequence += 2 * bytes * h;
-  if (!recompute.norms) sequence += 2 * input * h;
+  const double inputs = (saved(attention) + (s.adapters || !expert_layer ? saved(mlp) : saved(experts))) * h;
+  if (s.adapters && s.sequence_parallel)
+    full += inputs;
+  else if (!recompute.norms)
+    sequence += inputs;
+  if (s.adapters) full += adapter_activations(s, expert_layer);
   if (s.hidden_dropout) sequence += 2 * h;
   const double query = real(s.query_width()), kv = real(s.kv_width());
-  double attention = bytes * (query + 2 * kv) + input * query + 4 * real(s.heads);
+  // A frozen output projection saves nothing, but attention saves its outputs.
+  const double output = s.adapters ? bytes : saved(other);
+  double core = bytes * (query + 2 * kv) + output * query + 4 * real(s.heads);
   if (s.latent) {
     const LatentShape& l = *s.latent;
     const double heads = real(s.heads);
     sequence += bytes * 2 * real(l.q_rank + l.kv_rank) + bytes * real(l.rope_dim);
-    attention = (recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
-                input * heads * real(l.v_dim) + 4 * heads;
+    core = (recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
+           output * heads * real(l.v_dim) + 4 * heads;
   }
+  // Queries, keys and values before the norms.
+  if (s.qk_norm_across_heads) core += bytes * (query + 2 * kv);
   // Scores, softmax and its dropout mask (Korthikanti et al. 2022).
-  if (s.stores_scores && !recompute.attention) attention += 5 * real(s.heads * s.seq);
-  tensor += attention;
+  if (s.stores_scores && !recompute.attention) core += 5 * real(s.heads * s.seq);
+  tensor += core;
   const double widths = s.gated ? 2 : 1;
-  const auto mlp = [&](double width) { return (widths * bytes + input) * width; };
   if (!expert_layer) {
-    if (!recompute.mlp) tensor += mlp(real(s.ffn));
+    if (!recompute.mlp) tensor += (widths * bytes + saved(mlp_hidden)) * real(s.ffn);
   } else {
     const ExpertShape& e = *s.experts;
     // Each token is sent to topk experts (balanced load): their inputs, gathered over the ranks that share an
     // expert, and hidden layers.
     double routed = 0;
     if (!recompute.experts) {
-      routed = input * h * real(s.etp) + mlp(real(e.ffn));
-      if (recompute.activation) routed -= input * real(e.ffn);
-      if (!recompute.shared) tensor += mlp(real(e.shared_ffn));
+      routed = saved(experts) * h * real(s.etp) +
+               (widths * bytes + (recompute.activation ? 0 : saved(experts_hidden))) * real(e.ffn);
+      // Outputs with biases, which are weighted afterward.
+      if (s.mlp_bias) routed += bytes * h;
+      if (!recompute.shared) tensor += (widths * bytes + saved(mlp_hidden)) * real(e.shared_ffn);
     }
     sequence += real(e.topk) * routed + 4 * real(e.count);
   }
-  return tokens * (sequence / (s.sequence_parallel ? t : 1) + tensor / t);
+  return tokens * (full + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
 }
 
 }  // namespace
@@ -205,6 +238,8 @@ Activations activations_in_flight(const RunShape& s, int64_t rank, const LayerBy
         if (away > 0) offloaded = std::max(offloaded, kept);
       }
     };
+    // A stage keeps what it has sent.
+    if (!stage.head) held += dense.input;
     add(dense, stage.dense_layers);
     add(expert, stage.expert_layers);
     add(s.is_expert_layer(s.layers - 1) ? expert : dense, stage.mtp_layers);
@@ -236,25 +271,39 @@ double tables(const RunShape& s, int64_t rank) {
   return count * real(s.vocab * s.hidden) / real(s.tp);
 }
 
+// Parameters of one layer, the last one, on one rank.
+double layer_block(const RunShape& s) {
+  return of_layer(s, layer_parameters(s, s.is_expert_layer(s.layers - 1))).total();
+}
+
+// Bytes of a frozen weight, on average over those of a rank: those of layers may be quantized.
+double frozen_bytes(const RunShape& s, int64_t rank, const RankParameters& all) {
+  if (!s.frozen_bytes) return s.parameter_bytes;
+  const double in_full = tables(s, rank) / all.total();
+  return in_full * s.parameter_bytes + (1 - in_full) * *s.frozen_bytes;
+}
+
+// Gradients in the buckets that are reduced at a time.
+double waiting_gradients(const RunShape& s, double trained) {
+  const int64_t bucket = s.bucket_elements.value_or(
+      parallel::default_bucket_elements(static_cast<int64_t>(trained), s.dp * s.cp));
+  return std::min(real(parallel::FlatStore::kPendingReductions) * real(bucket), trained);
+}
+
 MemoryShape states(const RunShape& s, int64_t rank) {
-  const RankParameters p = rank_parameters(s, rank);
+  const RankParameters all = rank_parameters(s, rank), trained = trained_parameters(s, rank);
   MemoryShape m;
-  if (s.frozen_base) {
-    const double in_full = s.frozen_bytes ? tables(s, rank) : p.total();
-    m.parameters = (in_full + s.adapter_parameters) * s.parameter_bytes +
-                   (p.total() - in_full) * s.frozen_bytes.value_or(0);
-    m.gradients = s.adapter_parameters * s.gradient_bytes;
-    m.main_parameters = s.adapter_parameters * s.main_bytes;
-    m.moments = s.adapter_parameters * s.moment_bytes;
-    return m;
-  }
   using enum config::ShardingStrategy;
-  // Replicated parameters, and a rank's part of the sharded ones.
-  const double part = p.dense / real(s.dense_shards()) + p.experts / real(s.expert_shards());
-  const auto of = [&](config::ShardingStrategy least) { return s.sharding >= least ? part : p.total(); };
+  // Parameters of which a state is kept: replicated ones, or a rank's part of sharded ones.
+  const auto kept = [&](const RankParameters& p, config::ShardingStrategy least) {
+    if (s.sharding < least) return p.total();
+    return p.dense / real(s.dense_shards()) + p.experts / real(s.expert_shards());
+  };
+  const auto of = [&](config::ShardingStrategy least) { return kept(trained, least); };
   // Of the optimizer, sharded over its instances or not.
   const double updated = of(optim) / (s.shards_over_instances ? real(s.instances) : 1);
   m.parameters = s.parameter_bytes * of(optim_grads_params);
+  if (s.adapters) m.parameters += frozen_bytes(s, rank, all) * kept(all, optim_grads_params);
   m.gradients = s.gradient_bytes * of(optim_grads);
   const double device = 1 - s.offloaded_state;
   m.main_parameters = device * s.main_bytes * updated;
@@ -265,20 +314,30 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   // which one is received at a time, and of the buckets that are reduced.
   if (s.sharding == optim_grads) {
     const double table = real(s.vocab * s.hidden) / real(s.tp),
-                 bucket = real(s.bucket_elements.value_or(
-                     parallel::default_bucket_elements(static_cast<int64_t>(p.total()), s.dp * s.cp))),
-                 waiting = real(parallel::FlatStore::kPendingReductions) * bucket;
-    m.gradients += s.gradient_bytes * (tables(s, rank) + waiting);
-    m.workspace += s.reduced_bytes * (std::min(table, tables(s, rank)) + waiting);
+                 trained_tables = s.adapters ? 0 : tables(s, rank),
+                 waiting = waiting_gradients(s, trained.total());
+    m.gradients += s.gradient_bytes * (trained_tables + waiting);
+    m.workspace += s.reduced_bytes * (std::min(table, trained_tables) + waiting);
   }
   // Two blocks are gathered: the one that computes, and the next one. Gradients of two wait for their
-  // reduction, which has a buffer of one.
+  // reduction beside those of a layer or a table, and those of one each are received.
   if (s.sharding == optim_grads_params) {
-    m.gradients += 2 * s.gradient_bytes * largest_block(s);
-    m.workspace += s.reduced_bytes * largest_block(s);
     m.parameters += 2 * s.parameter_bytes * largest_block(s);
+    if (s.adapters) return m;
+    const double table = real(s.vocab * s.hidden) / real(s.tp), layer = layer_block(s);
+    m.gradients += s.gradient_bytes * (table + layer + std::max(table, layer));
+    m.workspace += s.reduced_bytes * (table + layer);
   }
   return m;
+}
+
+// Bytes that the reduction of gradients takes when the last backward pass ends: the buckets that are
+// received, and all replicated gradients that are sent with fewer bits than they are kept with.
+double reduction_buffers(const RunShape& s, int64_t rank) {
+  if (s.sharding > config::ShardingStrategy::optim || s.dp * s.cp == 1) return 0;
+  const double trained = trained_parameters(s, rank).total();
+  const bool copies = s.sharding == config::ShardingStrategy::no_shard && s.reduced_bytes < s.gradient_bytes;
+  return s.reduced_bytes * (waiting_gradients(s, trained) + (copies ? trained : 0));
 }
 
 // Rows of a micro-batch whose logits exist at a time.
@@ -292,8 +351,7 @@ double logit_rows(const RunShape& s) {
 }  // namespace
 
 double largest_block(const RunShape& s) {
-  const RankParameters layer = of_layer(s, layer_parameters(s, s.is_expert_layer(s.layers - 1)));
-  return std::max(layer.total(), real(s.vocab * s.hidden) / real(s.tp));
+  return std::max(layer_block(s), real(s.vocab * s.hidden) / real(s.tp));
 }
 
 std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
@@ -317,6 +375,7 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
     }
     // Gathered inputs, and the gradient of a weight before it is added.
     m.workspace += rows + (s.frozen_base ? 0 : s.activation_bytes * largest_weight(s));
+    m.workspace = std::max(m.workspace, reduction_buffers(s, rank) - m.activations);
     ranks.push_back(m);
   }
   return ranks;

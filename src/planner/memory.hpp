@@ -27,6 +27,8 @@ struct RankParameters {
   double total() const { return dense + experts; }
 };
 RankParameters rank_parameters(const RunShape& shape, int64_t pipeline_rank);
+// The trained ones: these, or beside frozen weights those of adapters.
+RankParameters trained_parameters(const RunShape& shape, int64_t pipeline_rank);
 
 // Bytes that a layer keeps of one micro-batch for its backward pass, on one rank.
 double layer_activations(const RunShape& shape, bool expert_layer);

@@ -9,15 +9,7 @@
 
 namespace capstan::planner {
 
-// Of the parameters of a rank, those that are trained.
-RankParameters trained_parameters(const RunShape& s, const RankParameters& all) {
-  if (!s.frozen_base) return all;
-  const LayerParameters adapters = adapter_parameters(s);
-  return {adapters.sharded / real(s.tp * s.pp), adapters.experts / real(s.ep * s.etp * s.pp)};
-}
-
-double update_seconds(const RunShape& s, const Cluster& c, const RankParameters& p) {
-  const RankParameters trained = trained_parameters(s, p);
+double update_seconds(const RunShape& s, const Cluster& c, const RankParameters& trained) {
   double parameters = trained.total();
   if (s.sharding != config::ShardingStrategy::no_shard)
     parameters = (trained.dense / real(s.dense_shards()) + trained.experts / real(s.expert_shards())) /

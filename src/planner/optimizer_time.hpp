@@ -7,11 +7,9 @@
 
 namespace capstan::planner {
 
-// Of the parameters of a rank, those that are trained: all, or those of adapters.
-RankParameters trained_parameters(const RunShape& shape, const RankParameters& all);
-
-// Seconds of the update of the state of a rank with these parameters, on the device or with offloaded state.
-double update_seconds(const RunShape& shape, const Cluster& cluster, const RankParameters& parameters);
+// Seconds of the update of the state of a rank that trains these parameters, on the device or with offloaded
+// state.
+double update_seconds(const RunShape& shape, const Cluster& cluster, const RankParameters& trained);
 
 // Seconds of Muon's Newton-Schulz iterations on a pipeline rank; 0 for other optimizers. A matrix is
 // orthogonalized by one of the ranks over which the optimizer's state is sharded.

@@ -1,13 +1,16 @@
 #include "planner/plan.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "planner/collectives.hpp"
 #include "planner/memory.hpp"
 #include "planner/pipeline.hpp"
+#include "train/setup/device.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
@@ -37,6 +40,11 @@ RankMemory by_formula(const MemoryShape& shape) {
 
 bool holds_less(const MemoryShape& a, const MemoryShape& b) {
   return a.total() < b.total();
+}
+
+// The error of memory by formula, as a fraction (docs/planning.md).
+double formula_error(const RunShape& shape) {
+  return shape.experts ? 0.12 : 0.05;
 }
 
 RankMemory exact_memory(const config::Config& config, const Cluster& cluster, int64_t rank) {
@@ -154,6 +162,9 @@ void set_warnings(Plan& plan) {
           significant(plan.time.work.*part, 3) + " s of the step, where within one " +
           "fast domain it would take " + significant(time_within_one_domain(s, c).work.*part, 3) + " s");
   };
+  if (c.compute_capability && *c.compute_capability == 0)
+    plan.warnings.push_back("the trainer has no backend for " + c.gpu +
+                            ": the plan takes the kernels and the allocator of CUDA");
   crosses("tensor-parallel", 1, s.tp, &WorkTime::tensor);
   crosses("expert-parallel", s.etp, s.ep, &WorkTime::expert);
   if (s.tp > 1 && !s.sequence_parallel)
@@ -176,10 +187,28 @@ void set_warnings(Plan& plan) {
 
 }  // namespace
 
-Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice memory) {
+void refuse_missing_formats(const config::Config& config, const Cluster& c) {
+  if (c.compute_capability.value_or(0) > 0)
+    train::check_precision(config.mixed_precision,
+                           {c.gpu, static_cast<int>(std::lround(10 * *c.compute_capability))});
+}
+
+Cluster with_memory_limits(const config::Config& config, Cluster cluster) {
+  const auto& [device, host] = std::tie(config.resilience.memory_limit, config.resilience.memory_limit_host);
+  if (device) cluster.usable_memory.value = std::min(cluster.usable_memory.value, device->value);
+  if (!host) return cluster;
+  const int64_t of_node = std::min<int64_t>(config.dist.world_size, cluster.gpus_per_node) * host->value;
+  cluster.host_memory =
+      config::Bytes{cluster.host_memory ? std::min(cluster.host_memory->value, of_node) : of_node};
+  return cluster;
+}
+
+Plan make_plan(const config::Config& given, const Cluster& whole, MemoryChoice memory) {
+  const Cluster cluster = with_memory_limits(given, whole);
   config::Config config = given;
   config.train.device = cluster.device;
   train::refuse_missing_estimates(config);
+  refuse_missing_formats(config, cluster);
   Plan plan;
   plan.shape = run_shape(config);
   plan.cluster = cluster;
@@ -194,15 +223,35 @@ Plan make_plan(const config::Config& given, const Cluster& cluster, MemoryChoice
   return plan;
 }
 
+double formula_reserve(const RunShape& s, const Cluster& cluster) {
+  const bool sharded = s.sharding > config::ShardingStrategy::optim && !s.adapters;
+  return formula_error(s) * real(cluster.usable_memory.value) +
+         (sharded ? s.gradient_bytes * largest_block(s) : 0);
+}
+
 std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes) {
   config.train.device = cluster.device;
   const RunShape shape = run_shape(config);
-  const std::vector<MemoryShape> ranks = memory_by_rank(shape);
-  const auto fullest = std::max_element(ranks.begin(), ranks.end(), holds_less) - ranks.begin();
-  const int64_t needed = estimated_passes(shape, fullest);
+  const std::vector<MemoryShape> by_formula = memory_by_rank(shape);
+  const double most = std::max_element(by_formula.begin(), by_formula.end(), holds_less)->total();
+  // One rank may take more than by formula, and the one with the most less.
+  std::vector<int64_t> candidates;
+  int64_t needed = 0;
+  for (int64_t rank = 0; rank < shape.pp; ++rank) {
+    if (by_formula[static_cast<size_t>(rank)].total() < (1 - 2 * formula_error(shape)) * most) continue;
+    candidates.push_back(rank);
+    needed += estimated_passes(shape, rank);
+  }
   if (needed > passes) return std::nullopt;
-  passes -= needed;
-  return exact_memory(config, cluster, train::pipeline_ranks(config)[static_cast<size_t>(fullest)]);
+  const std::vector<int64_t> ranks = train::pipeline_ranks(config);
+  RankMemory fullest;
+  for (const int64_t rank : candidates) {
+    passes -= estimated_passes(shape, rank);
+    const RankMemory memory = exact_memory(config, cluster, ranks[static_cast<size_t>(rank)]);
+    if (memory.total() > fullest.total()) fullest = memory;
+    if (fullest.total() > real(cluster.usable_memory.value)) break;
+  }
+  return fullest;
 }
 
 RankMemory fullest_by_formula(const RunShape& shape) {

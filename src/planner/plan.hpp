@@ -55,10 +55,17 @@ struct Plan {
   std::vector<std::string> warnings;
 };
 
-// Throws ErrorCode::unsupported for a recipe that the trainer refuses, config for a format that the cluster
-// has no figure for.
+// Throws ErrorCode::unsupported for a recipe that the trainer refuses, also for formats that the GPU does not
+// have; config for a format that the cluster has no figure for.
 Plan make_plan(const config::Config& config, const Cluster& cluster,
                MemoryChoice memory = MemoryChoice::automatic);
+
+// Throws ErrorCode::unsupported for number formats that the GPU does not have, as the trainer does when it
+// starts on such a GPU; nothing where its compute capability is not known.
+void refuse_missing_formats(const config::Config& config, const Cluster& cluster);
+
+// The cluster with no more memory than resilience.memory_limit and memory_limit_host allow.
+Cluster with_memory_limits(const config::Config& config, Cluster cluster);
 
 // Whether bytes of a rank fit its GPU, and those of the host, for one rank, the host of a node.
 bool fits_memory(const RunShape& shape, const Cluster& cluster, double bytes, double host_bytes);
@@ -67,11 +74,17 @@ bool exceeds_host(const Cluster& cluster, double node_bytes);
 // Ranks that share a host.
 int64_t ranks_of_node(const RunShape& shape, const Cluster& cluster);
 
-// Memory of the rank that the formula finds the fullest: by formula (its host memory is the most of all
-// ranks); and that of the trainer's step.
-// passes: layers that the step may pass through, from which those that it takes are subtracted (a thousand
-// take a quarter of a second); nullopt where they are too few.
+// Memory of the rank that the formula finds the fullest; its host memory is the most of all ranks.
 RankMemory fullest_by_formula(const RunShape& shape);
+// Bytes by which the memory of the trainer's step may be more than that by formula (docs/planning.md): with
+// sharded gradients those of a block too, which may be there at the time of the peak or not. A layout without
+// exact memory fits where it leaves as many.
+double formula_reserve(const RunShape& shape, const Cluster& cluster);
+
+// Memory of the fullest rank by the trainer's step: of the ranks that may be the fullest, by the error of the
+// formula, up to the first that does not fit.
+// passes: layers that the steps may pass through, from which those that they take are subtracted (a thousand
+// take a quarter of a second); nullopt where they are too few.
 inline constexpr int64_t kAffordablePasses = 4000;
 std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes);
 

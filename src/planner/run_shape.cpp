@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "config/sections/adapter_targets.hpp"
 #include "config/sections/batch_ramp.hpp"
 #include "config/sections/moe_layers.hpp"
 #include "config/sections/pipeline_layout.hpp"
-#include "planner/counts.hpp"
+#include "planner/adapters.hpp"
 
 namespace capstan::planner {
 
@@ -100,6 +99,7 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
   if (m.qk_layernorm && !m.multi_latent_attention)
     s.qk_norm_parameters =
         s.norm_vectors * (m.qk_layernorm_across_heads ? s.query_width() + s.kv_width() : 2 * s.head_dim);
+  s.qk_norm_across_heads = s.qk_norm_parameters > 0 && m.qk_layernorm_across_heads;
   if (m.softmax_type == config::SoftmaxType::learnable) s.sink_parameters = s.heads;
   s.hidden_dropout = m.hidden_dropout > 0;
   s.window = m.window_size.value_or(0), s.full_every = m.window_attn_skip_freq.value_or(0);
@@ -152,19 +152,9 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
 void set_adapters(RunShape& s, const config::Config& config) {
   if (!config.peft) return;
   s.frozen_base = true;
-  s.adapters.rank = config.peft->dim;
-  for (const std::string& path : config::adaptable_layers(config.model, config.peft->scheme)) {
-    if (!config::adapts(*config.peft, path)) continue;
-    const auto is_in = [&](const char* part) { return path.find(part) != std::string::npos; };
-    (is_in(".self_attention.")           ? s.adapters.attention
-     : is_in(".shared_experts.")         ? s.adapters.shared
-     : config::is_layer_of_experts(path) ? s.adapters.experts
-                                         : s.adapters.mlp) = true;
-  }
+  s.adapters = adapter_shape(s, config.model, *config.peft);
   if (config.peft->base_quantization == config::BaseQuantization::nf4)
     s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);
-  const LayerParameters adapters = adapter_parameters(s);
-  s.adapter_parameters = (adapters.sharded / real(s.tp) + adapters.experts / real(s.ep * s.etp)) / real(s.pp);
 }
 
 ContextExchange exchange_of(config::CpCommType type) {

@@ -60,10 +60,28 @@ struct LatentShape {
   int64_t nope_dim = 128, rope_dim = 64, v_dim = 128;  // of one head
 };
 
-// Adapters of all linear layers of these parts of a layer.
+// A linear layer with an adapter.
+struct AdaptedLinear {
+  // What it reads: the input of attention, of the (shared) MLP or of the routed experts, or what these
+  // compute.
+  enum class Input : uint8_t { attention, mlp, mlp_hidden, experts, experts_hidden, other };
+  Input input = Input::other;
+  // How tensor parallelism shards it: not, by its outputs or by its inputs.
+  enum class Sharding : uint8_t { none, outputs, inputs };
+  Sharding sharding = Sharding::none;
+  int64_t in = 0, out = 0;
+  // Fraction of the layers of its kind in which it has one.
+  double fraction = 1;
+  bool of_experts() const { return input == Input::experts || input == Input::experts_hidden; }
+};
 struct AdapterShape {
   int64_t rank = 0;
-  bool attention = false, mlp = false, shared = false, experts = false;
+  // Each output of an adapted layer is scaled (DoRA).
+  bool magnitudes = false;
+  std::vector<AdaptedLinear> dense_layer, expert_layer;
+  const std::vector<AdaptedLinear>& of_layer(bool experts) const {
+    return experts ? expert_layer : dense_layer;
+  }
 };
 
 // Newton-Schulz iterations of Muon, of queries, keys and values apart or together.
@@ -98,6 +116,8 @@ struct RunShape {
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   // Parameters of the norms of queries and keys, and of attention sinks, of one layer.
   int64_t qk_norm_parameters = 0, sink_parameters = 0;
+  // These norms go over all heads, by a kernel of their own.
+  bool qk_norm_across_heads = false;
   // Elements of the masks of dropout are kept, one byte each.
   bool hidden_dropout = false;
   // Sliding window in tokens and every how many layers attention is full; 0: all layers are full.
@@ -152,8 +172,7 @@ struct RunShape {
   bool chunked_logits = false;
   // Adapters are trained: parameters of their own on each rank, and weights without gradients.
   bool frozen_base = false;
-  double adapter_parameters = 0;
-  AdapterShape adapters;
+  std::optional<AdapterShape> adapters;
   // Bytes of one frozen weight of a linear layer, where it is quantized.
   std::optional<double> frozen_bytes;
   // Fraction of main parameters and moments that is in host memory and updated there.

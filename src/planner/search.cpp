@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -19,14 +21,6 @@ using config::ShardingStrategy;
 
 // Pipelines that are simulated, and recipes that are resolved, at most.
 constexpr size_t kSimulated = 120, kResolved = 200;
-
-// Bytes by which the exact memory may differ from the formula's (docs/planning.md): with sharded gradients by
-// those of a block too, which may be there at the time of the peak or not. A layout that needs so many more
-// than are usable is decided by exact memory, and one without it must leave as many.
-double memory_error(const RunShape& s, double usable) {
-  return (s.experts ? 0.12 : 0.05) * usable +
-         (s.sharding > ShardingStrategy::optim ? s.gradient_bytes * largest_block(s) : 0);
-}
 
 // A layout before anything is built for it. Its shape has no stages until with_stages().
 struct Scored {
@@ -55,7 +49,34 @@ class Enumeration {
       : base_(base), cluster_(cluster), gpus_(gpus), selective_(selective_recomputations(base)) {}
 
   void run() {
+    visit([this](const RunShape& s) { try_grid(s); });
+  }
+
+  // The nearest batches, one less and one more than that of the recipe, that a layout divides.
+  std::vector<int64_t> nearest_batches() const {
+    int64_t below = 0, above = std::numeric_limits<int64_t>::max();
+    visit([&](RunShape s) {
+      if (!divide_layers(s)) return;
+      // At least a micro-batch for each pipeline rank.
+      const int64_t fewest = s.pp * s.dp, down = s.global_batch / s.dp * s.dp;
+      if (down >= fewest) below = std::max(below, down);
+      above = std::min(above, std::max(down + s.dp, fewest));
+    });
+    std::vector<int64_t> batches;
+    if (below > 0) batches.push_back(below);
+    if (above < std::numeric_limits<int64_t>::max()) batches.push_back(above);
+    return batches;
+  }
+
+  int64_t tried = 0, fitting = 0;
+  // Those that fit by formula, and those that may fit.
+  std::vector<Scored> scored;
+
+ private:
+  // Calls `layout` for all sizes of parallelism that divide the GPUs and the tensors.
+  void visit(const std::function<void(const RunShape&)>& layout) const {
     RunShape s = base_;
+    s.vpp = 1;
     for (const int64_t tp : sizes(gpus_, cluster_.fast_domain())) {
       if (!divides_tensors(base_, tp)) continue;
       s.tp = tp, s.sequence_parallel = tp > 1;
@@ -65,17 +86,12 @@ class Enumeration {
           s.pp = s.group = pp, s.cp = cp, s.dp = gpus_ / (tp * pp * cp);
           for (const auto& [ep, etp] : expert_sizes(tp, pp)) {
             s.ep = ep, s.etp = etp;
-            try_grid(s);
+            layout(s);
           }
         }
     }
   }
 
-  int64_t tried = 0, fitting = 0;
-  // Those that fit by formula, and those that may fit.
-  std::vector<Scored> scored;
-
- private:
   // Of expert parallelism, and of tensor parallelism of the experts, which divides that of other layers.
   std::vector<std::pair<int64_t, int64_t>> expert_sizes(int64_t tp, int64_t pp) const {
     if (!base_.experts) return {{1, tp}};
@@ -131,9 +147,8 @@ class Enumeration {
     ++tried;
     const RankMemory memory = fullest_by_formula(s);
     const double bytes = memory.total();
-    const auto usable = static_cast<double>(cluster_.usable_memory.value);
-    if (!fits_memory(s, cluster_, bytes - memory_error(s, usable), memory.host)) return;
-    fitting += bytes <= usable ? 1 : 0;
+    if (!fits_memory(s, cluster_, bytes - formula_reserve(s, cluster_), memory.host)) return;
+    fitting += bytes <= real(cluster_.usable_memory.value) ? 1 : 0;
     scored.push_back({s, step_time(s, cluster_, PipelineModel::formula).seconds, bytes});
     scored.back().shape.stages = {}, scored.back().shape.stage_ranks = {};
   }
@@ -188,8 +203,7 @@ class LayoutList {
     layout.shape = run_shape(*config);
     const RankMemory memory = fullest_by_formula(layout.shape);
     layout.bytes = memory.total();
-    const auto usable = static_cast<double>(cluster_.usable_memory.value);
-    double error = memory_error(layout.shape, usable);
+    double error = formula_reserve(layout.shape, cluster_);
     if (const auto exact = exact_fullest(*config, cluster_, passes))
       layout.bytes = exact->total(), layout.exact = true, error = 0;
     if (!fits_memory(layout.shape, cluster_, layout.bytes + error, memory.host)) return Outcome::too_large;
@@ -281,13 +295,16 @@ void add_front(LayoutList& list, const std::vector<Scored>& front) {
 
 }  // namespace
 
-SearchResult search_layouts(const config::Config& config, const Cluster& cluster, const Resolver& resolve,
+SearchResult search_layouts(const config::Config& config, const Cluster& whole, const Resolver& resolve,
                             size_t most) {
+  const Cluster cluster = with_memory_limits(config, whole);
+  refuse_missing_formats(config, cluster);
   const RunShape base = run_shape(config);
   Enumeration all(base, cluster, config.dist.world_size);
   all.run();
   SearchResult result;
   result.tried = all.tried, result.fitting = all.fitting;
+  if (all.tried == 0) result.batches = all.nearest_batches();
   std::stable_sort(all.scored.begin(), all.scored.end(), [](const Scored& a, const Scored& b) {
     return std::pair(a.order(), a.bytes) < std::pair(b.order(), b.bytes);
   });

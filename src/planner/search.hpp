@@ -27,6 +27,8 @@ struct Layout {
 struct SearchResult {
   // Layouts whose sizes divide, and those of them that fit by formula.
   int64_t tried = 0, fitting = 0;
+  // Where no sizes divide: the nearest smaller and larger global batch that a layout divides, if there are.
+  std::vector<int64_t> batches;
   // Legal recipes that fit, the fastest first: the fastest of all, and those with less memory that are on the
   // Pareto front of all.
   std::vector<Layout> layouts;

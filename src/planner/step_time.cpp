@@ -130,8 +130,9 @@ DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, in
   return traffic;
 }
 
-DataTraffic data_traffic(const RunShape& s, const Cluster& c, const RankParameters& p) {
-  const RankParameters trained = trained_parameters(s, p), frozen = s.frozen_base ? p : RankParameters(),
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t rank) {
+  const RankParameters trained = trained_parameters(s, rank),
+                       frozen = s.frozen_base ? rank_parameters(s, rank) : RankParameters(),
                        gathered = gathered_parameters(
                            s, {trained.dense + frozen.dense, trained.experts + frozen.experts});
   const DataTraffic dense = data_traffic(s, c, s.tp, s.dense_shards(), trained.dense, gathered.dense),
@@ -194,9 +195,9 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
     step.bubble = without - work;
     step.transfers = std::max(0.0, pipeline - without);
   }
-  const RankParameters parameters = rank_parameters(s, busiest);
-  add_data_time(s, data_traffic(s, c, parameters), one, step);
-  step.optimizer = update_seconds(s, c, parameters) + orthogonalization_seconds(s, c, busiest);
+  add_data_time(s, data_traffic(s, c, busiest), one, step);
+  step.optimizer =
+      update_seconds(s, c, trained_parameters(s, busiest)) + orthogonalization_seconds(s, c, busiest);
   const double sum = pipeline + step.data + step.optimizer;
   step.other = c.other_fraction * slowest_rank(s.gpus()) * sum;
   step.seconds = sum + step.other;

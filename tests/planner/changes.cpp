@@ -67,10 +67,74 @@ TEST_CASE("memory of changes is that of the trainer's step where that of the pla
   }
 }
 
+// By formula rank 1 is the fullest after the first change, by the trainer's step rank 0.
+TEST_CASE("memory of changes and of layouts that is called exact is that of the fullest rank") {
+  const auto exact_of = [](const std::string& recipe, std::vector<std::string> always,
+                           const std::vector<std::string>& overrides) {
+    always.insert(always.end(), overrides.begin(), overrides.end());
+    const Plan plan = make_plan(*resolve(recipe, always), read_cluster("h100"), MemoryChoice::exact);
+    return plan.memory[plan.fullest].total();
+  };
+  const std::vector<std::string> gpus = {"dist.world_size=32"};
+  const auto gpt_oss = resolver("gpt-oss-120b", gpus);
+  for (const Change& change : ways_to_fit(make_plan(*gpt_oss({}), read_cluster("h100")), gpt_oss)) {
+    CAPTURE(change.name);
+    if (change.exact) CHECK(change.bytes == exact_of("gpt-oss-120b", gpus, change.overrides));
+  }
+  const std::vector<std::string> fp8 = {"dist.world_size=512",
+                                        "mixed_precision=bf16_with_fp8_current_scaling_mixed"};
+  const auto llama = resolver("llama3-8b", fp8);
+  for (const Layout& layout : search_layouts(*llama({}), read_cluster("h100"), llama).layouts) {
+    CAPTURE(layout.overrides);
+    if (layout.exact) CHECK(layout.bytes == exact_of("llama3-8b", fp8, layout.overrides));
+  }
+}
+
+TEST_CASE("a change whose memory is by formula fits with the reserve of the formula") {
+  const std::vector<std::string> gpus = {"dist.world_size=8"};
+  const Cluster cluster = read_cluster("h100");
+  const auto qwen = resolver("qwen3-30b-a3b", gpus);
+  const Plan plan = make_plan(*qwen({}), cluster);
+  REQUIRE_FALSE(plan.fits);
+  for (const Change& change : ways_to_fit(plan, qwen)) {
+    CAPTURE(change.name);
+    if (change.exact) continue;
+    const RunShape shape = run_shape(*qwen(change.overrides));
+    CHECK(change.bytes + formula_reserve(shape, cluster) <= real(cluster.usable_memory.value));
+  }
+}
+
+TEST_CASE("sharding of frozen weights is a change after which adapters fit") {
+  const std::vector<std::string> always = {"model=llama3-8b", "dist.world_size=8"};
+  const Plan plan = make_plan(*resolve("lora", always), with_memory(45));
+  REQUIRE_FALSE(plan.fits);
+  const auto changes = ways_to_fit(plan, resolver("lora", always));
+  CHECK(std::any_of(changes.begin(), changes.end(), [](const Change& one) { return one.name == "ZeRO 3"; }));
+}
+
 TEST_CASE("a plan that fits needs no change, and one that cannot fit has none") {
   CHECK(ways_to_fit(make_plan(*resolve("gpt2-124m", {}), with_memory(77)), resolver("gpt2-124m")).empty());
   const Plan small = make_plan(*resolve("llama3-70b", {}), with_memory(0.5), MemoryChoice::formula);
   CHECK(ways_to_fit(small, resolver("llama3-70b")).empty());
+}
+
+TEST_CASE("a plan and its changes keep to the memory limit of the recipe") {
+  const std::vector<std::string> limit = {"resilience.memory_limit=45GiB"};
+  const auto limited = resolver("llama3-8b", limit);
+  const Cluster cluster = read_cluster("h100");
+  const Plan plan = make_plan(*limited({}), cluster);
+  CHECK_FALSE(plan.fits);
+  CHECK(plan.limits.front().ends_with("and 45.0 GiB are usable"));
+  const auto changes = ways_to_fit(plan, limited);
+  const auto reference =
+      ways_to_fit(make_plan(*resolve("llama3-8b", {}), with_memory(45)), resolver("llama3-8b"));
+  REQUIRE(changes.size() == reference.size());
+  CHECK(changes.front().bytes == reference.front().bytes);
+  for (const Layout& layout : search_layouts(*limited({}), cluster, limited).layouts)
+    CHECK(layout.bytes <= 45.0 * (1 << 30));
+  const auto host =
+      resolve("llama3-8b", {"optimizer.optimizer_cpu_offload=true", "resilience.memory_limit_host=5GiB"});
+  CHECK(make_plan(*host, cluster, MemoryChoice::formula).limits.front().starts_with("host memory: "));
 }
 
 TEST_CASE("offload that exceeds the host of a node does not fit, is not proposed, and is taken back") {

@@ -3,12 +3,16 @@
 
 #include <doctest/doctest.h>
 
+#include "planner/plan.hpp"
+#include "planner/resolver.hpp"
+#include "planner/search.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
+using namespace capstan::planner::test;
 using namespace capstan::test;
 
 namespace {
@@ -45,6 +49,24 @@ TEST_CASE("every preset reads, and states the source of each figure") {
 TEST_CASE("a rack with a common NVLink network has a fast domain of several nodes") {
   CHECK(read_cluster("gb200").fast_domain() == 72);
   CHECK(read_cluster("h100").fast_domain() == 8);
+}
+
+TEST_CASE("a plan and a search refuse the formats that the trainer refuses on such a GPU") {
+  const auto error = [](const std::string& cluster, const std::string& precision) {
+    const auto recipe = resolver("llama3-8b", {"mixed_precision=" + precision});
+    const Cluster gpus = read_cluster(cluster);
+    const std::string of_plan = error_of([&] { make_plan(*recipe({}), gpus, MemoryChoice::formula); });
+    CHECK(of_plan == error_of([&] { search_layouts(*recipe({}), gpus, recipe); }));
+    return of_plan;
+  };
+  CHECK(holds(error("h100", "bf16_with_mxfp8_mixed"),
+              "needs a GPU of compute capability 10.0 or newer, and this one (H100 SXM 80 GB) has 9.0"));
+  CHECK(holds(error("b200", "bf16_with_fp8_subchannel_scaling_mixed"),
+              "needs a GPU of compute capability 9.0"));
+  CHECK(error("b200", "bf16_with_mxfp8_mixed").empty());
+  CHECK(error("h100", "bf16_with_fp8_subchannel_scaling_mixed").empty());
+  const Plan plan = make_plan(*resolve("llama3-8b", {}), read_cluster("mi300x"), MemoryChoice::formula);
+  CHECK(holds(plan.warnings.front(), "no backend for MI300X"));
 }
 
 TEST_CASE("a name that does not exist is an error with a similar one") {

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "config/resolve/resolve.hpp"
 #include "models/registry.hpp"
+#include "planner/adapters.hpp"
 #include "planner/plan.hpp"
 #include "planner/published_rows.hpp"
 #include "planner/resolver.hpp"
@@ -167,11 +168,11 @@ TEST_CASE("adapters have the parameters of the trainer's step, six FLOPs each") 
     REQUIRE((config && larger));
     const RunShape s = run_shape(*config), twice = run_shape(*larger);
     REQUIRE(s.pp * s.tp == 1);
-    const LayerParameters adapters = adapter_parameters(s);
+    const AdapterParameters adapters = all_adapters(s);
     // Gradients of the trainer's step, in four bytes.
     const Plan plan = make_plan(*config, read_cluster("h100"), MemoryChoice::exact);
     const double trained = plan.memory[0].bytes[static_cast<size_t>(MemoryCategory::gradients)] / 4;
-    CHECK(adapters.sharded + adapters.experts / static_cast<double>(s.ep) ==
+    CHECK(adapters.dense + adapters.experts / static_cast<double>(s.ep) ==
           doctest::Approx(trained).epsilon(1e-4));
     CHECK(total_parameters(twice) - total_parameters(s) == doctest::Approx(adapters.total()));
     const double active = active_parameters(twice) - active_parameters(s);

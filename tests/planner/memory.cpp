@@ -52,7 +52,8 @@ TEST_CASE("the peaks of Megatron-LM on eight B200 are predicted within 5 %") {
 TEST_CASE("the formula agrees with the trainer's own step for recipes of dense models") {
   for (const char* recipe : capstan::test::sampled<const char*>(
            {"llama3-8b", "llama3-70b", "gpt3-175b", "gemma2-9b", "qwen2.5-32b", "gpt2-1.5b", "gpt2-124m",
-            "llama2-13b", "smollm2-360m"})) {
+            "llama2-13b", "smollm2-360m", "olmo2-7b", "codeparrot-1.5b", "gpt-a100-145.6b", "gpt-a100-529.6b",
+            "gpt-a100-1008b"})) {
     CAPTURE(recipe);
     config::Request request;
     request.recipe = recipe;
@@ -74,7 +75,21 @@ TEST_CASE("the formula agrees with the trainer's own step for recipes of dense m
   }
 }
 
-// ZeRO 3 of gpt2-124m, where a third of the model is one table, is 14 % off (docs/planning.md).
+// ZeRO 3 of layers of several GiB: what the allocator keeps is not in the formula (docs/planning.md).
+TEST_CASE("the formula agrees with the trainer's own step for recipes of models with experts") {
+  for (const char* recipe : capstan::test::sampled<const char*>(
+           {"gpt-oss-20b", "gpt-oss-120b", "mixtral-8x7b", "olmoe-1b-7b", "kimi-k2", "qwen3-235b-a22b"})) {
+    CAPTURE(recipe);
+    const auto config = resolve(recipe, {});
+    REQUIRE(config.has_value());
+    const Cluster cluster = read_cluster("h100");
+    const double exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front().total(),
+                 formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front().total();
+    CHECK(std::abs(formula / exact - 1) < 0.08);
+  }
+}
+
+// ZeRO 3 of gpt2-124m, where a third of the model is one table, is 12 % off (docs/planning.md).
 TEST_CASE("the formula agrees with the trainer's own step with sharded gradients and parameters") {
   const Cluster cluster = read_cluster("h100");
   for (const std::string recipe : {"gpt2-124m", "smollm2-135m", "smollm2-360m", "llama3.2-1b", "llama3-8b"}) {
@@ -118,6 +133,48 @@ TEST_CASE("each optimizer instance has all sharded state, or a part of the optim
       }
       CHECK(formula.total() == doctest::Approx(exact.total()).epsilon(0.075));
     }
+}
+
+// With sequence parallelism adapters save the rows that it gathers, with magnitudes all outputs too.
+TEST_CASE("the formula agrees with the trainer's own step for adapters") {
+  const Cluster cluster = read_cluster("h100");
+  const std::vector<std::vector<std::string>> runs = {
+      {"model=llama3-70b"},
+      {"model=llama3-8b", "dist.world_size=8", "dist.tp=8", "dist.sp=true"},
+      {"model=llama3-8b", "dist.world_size=8", "ddp=zero3"},
+      {"model=llama3-8b", "dist.world_size=8", "ddp=zero2"},
+      {"model=llama3-8b", "peft=dora"},
+      {"model=llama3-8b", "peft=canonical_lora"},
+      {"model=llama3-8b", "peft=qlora"},
+      {"model=llama3-8b", "peft.dim=256"},
+      {"model=llama3-8b", "peft.target_modules=[linear_qkv]"},
+      {"model=mixtral-8x7b"},
+      {"model=llama3-70b", "dist.tp=4", "dist.cp=2", "train.micro_batch_size=2",
+       "model.recompute_granularity=selective", "model.recompute_modules=[layernorm]"}};
+  for (const auto& overrides : runs) {
+    CAPTURE(overrides.front());
+    CAPTURE(overrides.back());
+    const auto config = resolve("lora", overrides);
+    REQUIRE(config.has_value());
+    const RankMemory exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front(),
+                     formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front();
+    CHECK(std::abs(formula.total() / exact.total() - 1) < 0.03);
+    const auto moments = static_cast<size_t>(MemoryCategory::moments);
+    CHECK(formula.bytes[moments] == doctest::Approx(exact.bytes[moments]).epsilon(0.01));
+  }
+}
+
+// Sixteen stages of two layers whose activations take less than the buckets of gradients.
+TEST_CASE("the formula has the buckets of gradients where activations take less") {
+  const auto config =
+      resolve("llama3-8b", {"dist.world_size=512", "dist.tp=8", "dist.sp=true", "dist.pp=16", "dist.vpp=null",
+                            "dist.cp=4", "model.recompute_granularity=full", "model.recompute_method=uniform",
+                            "model.recompute_num_layers=1"});
+  REQUIRE(config.has_value());
+  const Plan exact = make_plan(*config, read_cluster("h100"), MemoryChoice::exact),
+             formula = make_plan(*config, read_cluster("h100"), MemoryChoice::formula);
+  for (const size_t rank : {size_t{0}, exact.fullest})
+    CHECK(std::abs(formula.memory[rank].total() / exact.memory[rank].total() - 1) < 0.08);
 }
 
 TEST_CASE("a larger bucket of sharded gradients is in the formula") {

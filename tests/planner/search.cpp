@@ -171,6 +171,19 @@ TEST_CASE("a search finds the fastest of all layouts of a small grid") {
   }
 }
 
+TEST_CASE("where no layout divides the batch, a search names the nearest batches that one divides") {
+  const Resolver resolve = resolver("llama3-70b");
+  config::Config config = *resolve({});
+  config.dist.world_size = 48;
+  const auto search = [&] { return search_layouts(config, read_cluster("h100"), resolve); };
+  // Three divides neither heads nor layers nor the sequence: it is left to data parallelism.
+  const SearchResult found = search();
+  CHECK(found.tried == 0);
+  CHECK(found.batches == std::vector<int64_t>{510, 513});
+  config.train.global_batch_size = 513;
+  CHECK(search().tried > 0);
+}
+
 TEST_CASE("every layout of a search of a model with experts is a recipe that fits, with what it names") {
   const Resolver resolve = resolver("mixtral-8x7b", {"dist.world_size=8", "model.num_layers=4"});
   Cluster cluster = read_cluster("h100");

@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/budget_text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/plan_page.hpp"
@@ -13,6 +14,7 @@
 #include "cli/terminal.hpp"
 #include "cli/timeline_text.hpp"
 #include "config/core/convert.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "planner/plan.hpp"
 
 namespace capstan::cli {
@@ -87,12 +89,35 @@ planner::Resolver resolver(Context& context, const std::string& recipe, std::opt
   };
 }
 
-// The recipe to search from. Its own layout need not divide the number of GPUs.
+// The recipe to search from. Its own layout need not divide the number of GPUs, nor the batch: then all but
+// the layout is that of the recipe on its own GPUs, or on one.
 config::Resolution search_base(Context& context, const std::string& recipe, std::optional<int64_t> gpus) {
   config::Resolution resolution = resolve_recipe(context, recipe, gpus);
-  if (!resolution.ok()) resolution = require_recipe(context, recipe);
-  resolution.config.dist.world_size = gpus.value_or(resolution.config.dist.world_size);
+  if (resolution.ok()) return resolution;
+  const config::DistConfig dist = resolution.config.dist;
+  auto other = resolve_with(context, recipe, std::nullopt, {});
+  if (!other)
+    other = resolve_with(context, recipe, 1,
+                         {"dist.tp=1", "dist.sp=false", "dist.pp=1", "dist.vpp=null", "dist.cp=1",
+                          "dist.ep=1", "dist.etp=null"});
+  if (!other) return require_recipe(context, recipe);
+  resolution.config = *other;
+  resolution.config.dist = dist;
   return resolution;
+}
+
+// That no layout divides the GPUs and the batch, with the nearest batches that one divides.
+[[noreturn]] void fail_indivisible(const config::Config& config, const std::vector<int64_t>& batches) {
+  std::string nearest;
+  for (const int64_t batch : batches) nearest += (nearest.empty() ? "" : " or ") + std::to_string(batch);
+  fail(ErrorCode::config,
+       "no layout divides the heads and layers of the model and a batch of " +
+           counted(config::full_batch_size(config), "sample") + " over " +
+           counted(config.dist.world_size, "GPU"),
+       nearest.empty() ? "use another number of GPUs"
+                       : "use another number of GPUs, or the nearest batch that can be divided: "
+                         "train.global_batch_size=" +
+                             nearest);
 }
 
 int run_search(Context& context, const std::string& recipe, std::optional<int64_t> gpus,
@@ -100,6 +125,7 @@ int run_search(Context& context, const std::string& recipe, std::optional<int64_
   const config::Resolution resolution = search_base(context, recipe, gpus);
   const planner::SearchResult result =
       planner::search_layouts(resolution.config, cluster, resolver(context, recipe, gpus));
+  if (result.tried == 0) fail_indivisible(resolution.config, result.batches);
   put(context.args.has("json") ? dump_json(search_json(resolution.recipe_name, cluster, result), 2) + "\n"
                                : search_text(resolution.recipe_name, cluster, result));
   if (result.layouts.empty())
