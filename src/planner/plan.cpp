@@ -173,7 +173,7 @@ void set_warnings(Plan& plan) {
         "all tokens");
   if (s.experts)
     plan.warnings.push_back(
-        "published steps with experts took 1.2 times as long as the formula says (median), and up to 3.5 "
+        "published steps with experts took 1.2 times as long as the formula says (median), and up to 3.4 "
         "times where the host could not launch kernels fast enough; the load of experts is taken as "
         "balanced");
   if (s.format == GemmFormat::fp4)
