@@ -214,6 +214,8 @@ class Tape {
   Var input(const std::string& name, Tensor value, bool needs_gradient = false);
   void output(const std::string& name, const Var& value) { outputs_[name] = value; }
   const Var& output(const std::string& name) const;
+  // Frees the value of an output that its receiver holds: backward() needs its place alone.
+  void release_output(const std::string& name) { outputs_.at(name).value = Tensor(); }
   // Gradient of a named input, after backward().
   const Tensor& input_gradient(const std::string& name) const;
   // The same, which the tape then drops.

@@ -238,8 +238,6 @@ Activations activations_in_flight(const RunShape& s, int64_t rank, const LayerBy
         if (away > 0) offloaded = std::max(offloaded, kept);
       }
     };
-    // A stage keeps what it has sent.
-    if (!stage.head) held += dense.input;
     add(dense, stage.dense_layers);
     add(expert, stage.expert_layers);
     add(s.is_expert_layer(s.layers - 1) ? expert : dense, stage.mtp_layers);

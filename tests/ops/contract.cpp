@@ -431,6 +431,10 @@ TEST_CASE_TEMPLATE(
     const Tensor kept = std::exchange(h, {}).value;
     // Two readers have saved it, or nobody.
     CHECK(kept.unique() == drops);
+    // The backward pass needs no value of an output.
+    const Tensor sent = tape.output("a").value;
+    tape.release_output("a");
+    CHECK(sent.unique());
     const auto ones = [&] {
       return Tensor::from_host<float>(*device, {kRows, kHidden}, numbers(kRows * kHidden, 4));
     };

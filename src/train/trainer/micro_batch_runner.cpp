@@ -151,6 +151,8 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
       model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch).get(), input, options);
   if (output.loss.exact_sum.defined()) add_losses(output.loss);
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
+  // The next stage has them.
+  if (training && output.hidden_states.value.defined()) tape->release_output("hidden_states");
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);
   if (shape_.ranks > 1) enter(Phase::pipeline);
   return output.hidden_states.value;
