@@ -151,7 +151,7 @@ void set_limits(Plan& plan) {
   }
 }
 
-void set_warnings(Plan& plan) {
+void set_warnings(Plan& plan, const config::Config& config) {
   const RunShape& s = plan.shape;
   const Cluster& c = plan.cluster;
   const auto crosses = [&](const char* name, int64_t stride, int64_t size, double WorkTime::*part) {
@@ -178,6 +178,13 @@ void set_warnings(Plan& plan) {
         "balanced");
   if (s.format == GemmFormat::fp4)
     plan.warnings.push_back("published steps in FP4 took up to half as long again as the formula says");
+  if (config.optimizer.optimizer_cpu_offload && config.optimizer.optimizer_offload_path)
+    plan.warnings.push_back(
+        "optimizer state in files has the time of host memory here: a disk that is slower bounds the step");
+  if (config.dist.distributed_backend == config::DistributedBackend::mpi &&
+      c.device == config::DeviceKind::cuda)
+    plan.warnings.push_back(
+        "dist.distributed_backend=mpi sends through host memory, and the times are those of NCCL");
   if (c.calibration != Calibration::measured)
     plan.warnings.push_back("times are not calibrated on this cluster (calibration: " +
                             std::string(config::enum_name(c.calibration)) +
@@ -219,7 +226,7 @@ Plan make_plan(const config::Config& given, const Cluster& whole, MemoryChoice m
   plan.tflops_per_gpu = tflops_per_gpu(plan.shape, plan.time.seconds);
   plan.mfu = model_flops_utilization(plan.shape, cluster, plan.time.seconds);
   set_limits(plan);
-  set_warnings(plan);
+  set_warnings(plan, config);
   return plan;
 }
 

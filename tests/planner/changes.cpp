@@ -104,6 +104,21 @@ TEST_CASE("a change whose memory is by formula fits with the reserve of the form
   }
 }
 
+TEST_CASE("a plan says which times it does not have") {
+  const Cluster cluster = read_cluster("h100");
+  const auto warns = [&](const std::vector<std::string>& overrides, const std::string& text) {
+    const auto config = resolve("llama3-8b", overrides);
+    REQUIRE(config.has_value());
+    const Plan plan = make_plan(*config, cluster, MemoryChoice::formula);
+    return std::ranges::any_of(plan.warnings,
+                               [&](const std::string& one) { return one.find(text) != one.npos; });
+  };
+  CHECK(warns({"optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_path=/tmp/state"},
+              "a disk"));
+  CHECK(warns({"dist.distributed_backend=mpi"}, "host memory"));
+  CHECK_FALSE(warns({}, "host memory"));
+}
+
 TEST_CASE("sharding of frozen weights is a change after which adapters fit") {
   const std::vector<std::string> always = {"model=llama3-8b", "dist.world_size=8"};
   const Plan plan = make_plan(*resolve("lora", always), with_memory(45));
