@@ -18,15 +18,11 @@ namespace amx {
 void configure_tiles();
 void release_tiles();
 
-// Configures the tile unit of the calling thread for its lifetime, where kernels use it.
+// Configures the tile unit of the calling thread for its lifetime.
 class TileConfig {
  public:
-  TileConfig() {
-    if (runs_amx()) configure_tiles();
-  }
-  ~TileConfig() {
-    if (runs_amx()) release_tiles();
-  }
+  TileConfig() { configure_tiles(); }
+  ~TileConfig() { release_tiles(); }
   TileConfig(const TileConfig&) = delete;
   TileConfig& operator=(const TileConfig&) = delete;
 };

@@ -28,22 +28,15 @@ CAPSTAN_AMX_CALLED void pack(Panels panels, const bf16* from, int64_t ld, int64_
 }
 
 CAPSTAN_AMX_CALLED void gemm(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld) {
-  if (runs_amx())
-    multiply(a, b, depth / kDepth, add, sums, ld);
-  else
-    multiply_on_vectors(a, b, depth / kDepth, add, sums, ld);
+  multiply(a, b, depth / kDepth, add, sums, ld);
 }
 CAPSTAN_AMX_CALLED void gemm_split_a(const bf16* a, const bf16* rest, const bf16* b, int64_t depth,
                                      float* sums, int64_t ld) {
-  if (runs_amx()) return multiply_both<false>(a, b, rest, depth / kDepth, sums, ld);
-  multiply_on_vectors(a, b, depth / kDepth, true, sums, ld);
-  multiply_on_vectors(rest, b, depth / kDepth, true, sums, ld);
+  multiply_both<false>(a, b, rest, depth / kDepth, sums, ld);
 }
 CAPSTAN_AMX_CALLED void gemm_split_b(const bf16* a, const bf16* b, const bf16* rest, int64_t depth,
                                      float* sums, int64_t ld) {
-  if (runs_amx()) return multiply_both<true>(a, b, rest, depth / kDepth, sums, ld);
-  multiply_on_vectors(a, b, depth / kDepth, true, sums, ld);
-  multiply_on_vectors(a, rest, depth / kDepth, true, sums, ld);
+  multiply_both<true>(a, b, rest, depth / kDepth, sums, ld);
 }
 
 namespace {

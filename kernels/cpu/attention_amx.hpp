@@ -1,6 +1,5 @@
-// The functions of attention in bf16, on the tile unit or by AVX-512's instructions for bf16
-// (attention_block-inl.hpp, Tiles). Panels and steps are those of amx_core.hpp; their arrays are aligned to
-// 64 bytes. Needs runs_packed_bf16().
+// The functions of attention on the tile unit (attention_block-inl.hpp, Tiles). Panels and steps are those of
+// amx_core.hpp; their arrays are aligned to 64 bytes. Needs runs_amx().
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Attention of one block of queries and keys: visible intervals, packing, the GEMMs on either unit (Vectors,
-// fp32, or Tiles, bf16 in packed panels), dropout and logits. A Highway "-inl" header of
+// fp32, or Tiles, bf16 on the tile unit), dropout and logits. A Highway "-inl" header of
 // attention_core-inl.hpp.
 //
 // Masks are intervals: keys [low(i), high(i)) are visible to query i, from causality, window and document
@@ -15,7 +15,6 @@
 #include "kernels/cpu/amx.hpp"
 #include "kernels/cpu/attention_amx.hpp"
 #include "kernels/cpu/gemm_core-inl.hpp"
-#include "kernels/cpu/packed_bf16.hpp"
 #if defined(CAPSTAN_KERNELS_CPU_ATTENTION_BLOCK_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef CAPSTAN_KERNELS_CPU_ATTENTION_BLOCK_INL
 #undef CAPSTAN_KERNELS_CPU_ATTENTION_BLOCK_INL
@@ -31,7 +30,7 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 #if defined(CAPSTAN_AMX_EMULATION)
 inline constexpr bool kTilesHere = true;
 #elif defined(CAPSTAN_AMX_CODE)
-// Every processor with the AMX tile unit or AVX-512's bf16 runs the target AVX3.
+// Every processor with the AMX tile unit runs the target AVX3.
 inline constexpr bool kTilesHere = HWY_TARGET == HWY_AVX3;
 #else
 inline constexpr bool kTilesHere = false;
@@ -496,7 +495,7 @@ struct Tiles {
 
 // body(Gemms()) with the implementation for arrays of that type.
 HWY_INLINE bool on_tiles(DType type) {
-  return kTilesHere && type == DType::bf16 && runs_packed_bf16();
+  return kTilesHere && type == DType::bf16 && runs_amx();
 }
 template <class Body>
 HWY_INLINE auto with_gemms(bool tiles, Body&& body) {

@@ -1,5 +1,7 @@
 #include "kernels/cpu/packed_bf16.hpp"
 
+#include <optional>
+
 #include "kernels/cpu/level.hpp"
 #include "kernels/cpu/parallel.hpp"
 
@@ -224,7 +226,8 @@ void packed_bf16_gemm(Context& c, const GemmShape& planned, const GemmShape& s, 
           pack_rows(s, a, i0, rows, k0, k, packed_a, stride);
           held = {i0, k0};
         }
-        const TileConfig config;
+        std::optional<TileConfig> config;
+        if (tiles) config.emplace();
         const int64_t sums_apart = p.rows * kPanel;
         for (int64_t j = j0; j < j0 + cols; j += together) {
           const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
