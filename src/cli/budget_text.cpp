@@ -29,7 +29,9 @@ std::string compute_text(const planner::RunShape& shape, double compute) {
   return significant(compute, 3) + " FLOP: " + human_count(tokens) + " tokens at " +
          human_flop(planner::flops_per_token(shape)) + " a token (causal attention, output layer); by 6 N " +
          human_count(simple) + ", N " + human_count(parameters) + "; " + fixed(tokens / parameters, 1) +
-         " tokens a parameter (about 20 is compute-optimal, Hoffmann et al. 2022)";
+         " tokens a parameter" +
+         // For adapters of a model that is trained already the rule says nothing.
+         (shape.adapters ? "" : " (about 20 is compute-optimal, Hoffmann et al. 2022)");
 }
 
 std::string saves_text(const planner::RunBudget& b) {

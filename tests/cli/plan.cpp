@@ -128,6 +128,9 @@ TEST_CASE("a plan of a token or compute budget says days, failures, energy and c
   CHECK(holds(text.out, " MWh (700 W a GPU, PUE 1.20"));
   CHECK(run({"plan", "llama3-8b", "--tokens", "15T", "--compute", "1e22"}).code == 2);
   CHECK(run({"plan", "llama3-8b", "--tokens", "0"}).code == 2);
+  const std::string rule = "about 20 is compute-optimal";
+  CHECK(holds(run({"plan", "llama3-8b", "--compute", "1e22"}).out, rule));
+  CHECK_FALSE(holds(run({"plan", "lora", "model=llama3-8b", "--compute", "1e22"}).out, rule));
   // More failures than saves.
   const TemporaryDirectory directory;
   const std::string failing = (directory.path() / "failing.yaml").string();
