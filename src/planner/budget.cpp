@@ -42,7 +42,7 @@ RunBudget run_budget(const RunShape& s, const Cluster& c, double step_seconds, d
   b.mtbf_seconds = 3600 * c.gpu_hours_between_failures / gpus;
 
   const double state = s.parameter_bytes + (saves.optimizer ? s.main_bytes + s.moment_bytes : 0);
-  b.checkpoint_bytes = s.frozen_base ? all_adapters(s).total() * state : total_parameters(s) * state;
+  b.checkpoint_bytes = s.frozen_base() ? all_adapters(s).total() * state : total_parameters(s) * state;
   const double of_gpu = b.checkpoint_bytes / gpus;
   b.write_seconds = of_gpu / (1e9 * c.storage_bandwidth);
   b.save_seconds = saves.asynchronous ? of_gpu / (1e9 * c.host_bandwidth) : b.write_seconds;

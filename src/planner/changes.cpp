@@ -158,7 +158,7 @@ void add_offload(std::vector<Technique>& techniques, const RunShape& base) {
                             s.offloaded_layers = layers;
                             return true;
                           }});
-  if (base.offloaded_state < 1 && !base.frozen_base)
+  if (base.offloaded_state < 1 && !base.frozen_base())
     techniques.push_back({Kind::state_offload, [](RunShape& s) {
                             s.offloaded_state = 1;
                             return true;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/adapters.hpp"
+
 namespace capstan::planner {
 
 namespace {
@@ -68,8 +69,8 @@ double flops_per_token(const RunShape& s, FlopConvention convention) {
   const double depth = real(s.layers + s.mtp_layers), scores = depth * score_macs(s);
   // Frozen weights have no gradients.
   const AdapterParameters adapters = all_adapters(s);
-  const double linear =
-      (s.frozen_base ? 4 : 6) * linear_macs(s) + 6 * (adapters.dense + adapters.experts * chosen_experts(s));
+  const double linear = (s.frozen_base() ? 4 : 6) * linear_macs(s) +
+                        6 * (adapters.dense + adapters.experts * chosen_experts(s));
   switch (convention) {
     case FlopConvention::causal:
       return linear + 6 * scores * causal_fraction(s);

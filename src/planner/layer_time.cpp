@@ -92,7 +92,7 @@ class LayerClock {
     time_ = {};
     // In 16 bits, as embeddings.
     const GemmFormat format = high_format(s_);
-    gemms_in(format, format, !s_.frozen_base, tokens_, real(s_.vocab) / t_, real(s_.hidden));
+    gemms_in(format, format, !s_.frozen_base(), tokens_, real(s_.vocab) / t_, real(s_.hidden));
     const double logits = tokens_ * real(s_.vocab) / t_;
     move(6 * logits, 6 * logits, 3);
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 0);
@@ -123,13 +123,13 @@ class LayerClock {
   // input: what the layer reads, by which an adapter is known.
   void gemms(Input input, double rows, double columns, double inner, double count = 1) {
     const bool quantized = is_low_precision(format_);
-    gemms_in(format_, quantized && !s_.low_weight_gradients ? high_format(s_) : format_, !s_.frozen_base,
+    gemms_in(format_, quantized && !s_.low_weight_gradients ? high_format(s_) : format_, !s_.frozen_base(),
              rows, columns, inner, count);
     if (quantized) {
       time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
       time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
     }
-    if (s_.frozen_base) frozen_layer(input, rows, columns, inner, count);
+    if (s_.frozen_base()) frozen_layer(input, rows, columns, inner, count);
   }
 
   void gemms_in(GemmFormat format, GemmFormat weight_gradients, bool trained, double rows, double columns,

@@ -132,7 +132,7 @@ double layer_activations(const RunShape& s, bool expert_layer) {
 }
 
 double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
-  if (s.frozen_base) return 0;
+  if (s.frozen_base()) return 0;
   const double h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
   // Of inputs and of gradients of outputs.
   const double element = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : s.activation_bytes;
@@ -372,7 +372,7 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
       m.workspace += std::max(0.0, logits - activations.recomputed);
     }
     // Gathered inputs, and the gradient of a weight before it is added.
-    m.workspace += rows + (s.frozen_base ? 0 : s.activation_bytes * largest_weight(s));
+    m.workspace += rows + (s.frozen_base() ? 0 : s.activation_bytes * largest_weight(s));
     m.workspace = std::max(m.workspace, reduction_buffers(s, rank) - m.activations);
     ranks.push_back(m);
   }

@@ -17,7 +17,8 @@ double update_seconds(const RunShape& s, const Cluster& c, const RankParameters&
   // The gradient is read for the norm and for the update; the state is read and written.
   const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
   const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
-  const double on_host = s.frozen_base ? 0 : s.offloaded_state * parameters, on_device = parameters - on_host;
+  const double on_host = s.frozen_base() ? 0 : s.offloaded_state * parameters,
+               on_device = parameters - on_host;
   const double device = memory_seconds(c, parameters * norm + on_device * update, 10);
   if (on_host == 0) return device;
   // Copies in both directions, the host's update and the device's run at the same time, bucket after bucket.
@@ -124,7 +125,7 @@ void add(MatrixTime& time, const RunShape& s, const Cluster& c, const std::vecto
 }  // namespace
 
 double orthogonalization_seconds(const RunShape& s, const Cluster& c, int64_t pipeline_rank) {
-  if (!s.muon || s.frozen_base) return 0;
+  if (!s.muon || s.frozen_base()) return 0;
   double dense_layers = 0, expert_layers = 0;
   for (size_t i = 0; i < s.stages.size(); ++i) {
     if (s.stage_ranks[i] != pipeline_rank) continue;

@@ -74,6 +74,7 @@ void set_formats(RunShape& s, const config::Config& config) {
   }
 }
 
+// ExpertShape::filled.
 double filled_rows(const config::ModelConfig& m) {
   if (!m.moe_expert_capacity_factor) return 1;
   return m.moe_pad_expert_input_to_capacity ? *m.moe_expert_capacity_factor
@@ -148,10 +149,9 @@ void set_recompute(RunShape& s, const config::ModelConfig& model) {
     }
 }
 
-// Adapters of all linear layers of a rank: a matrix on each side of every weight.
+// Frozen weights, and the adapters beside them.
 void set_adapters(RunShape& s, const config::Config& config) {
   if (!config.peft) return;
-  s.frozen_base = true;
   s.adapters = adapter_shape(s, config.model, *config.peft);
   if (config.peft->base_quantization == config::BaseQuantization::nf4)
     s.frozen_bytes = 0.5 + 1.0 / static_cast<double>(config.peft->quantization_block);

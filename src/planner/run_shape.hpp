@@ -170,8 +170,7 @@ struct RunShape {
   // at a time, as the trainer does.
   double logit_bytes = 8;
   bool chunked_logits = false;
-  // Adapters are trained: parameters of their own on each rank, and weights without gradients.
-  bool frozen_base = false;
+  // Adapters are trained: parameters of their own on each rank, and weights without gradients (frozen_base).
   std::optional<AdapterShape> adapters;
   // Bytes of one frozen weight of a linear layer, where it is quantized.
   std::optional<double> frozen_bytes;
@@ -184,6 +183,7 @@ struct RunShape {
   bool overlap_grad_reduce = false, overlap_param_gather = false, overlap_tp = false, overlap_p2p = false,
        overlap_ep = false, overlap_shared = false;
 
+  bool frozen_base() const { return adapters.has_value(); }
   int64_t gpus() const { return tp * pp * cp * dp; }
   int64_t micro_batches() const { return global_batch / (micro_batch * dp); }
   int64_t tokens_per_step() const { return global_batch * seq; }

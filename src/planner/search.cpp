@@ -119,7 +119,7 @@ class Enumeration {
     std::vector<PipelineSchedule> found;
     if (s.vpp == 1 || s.micro_batches() % s.pp == 0) found.push_back(default_schedule(s.vpp));
     // Frozen weights have no gradients that could be delayed.
-    if (s.pp == 1 || s.frozen_base) return found;
+    if (s.pp == 1 || s.frozen_base()) return found;
     if (s.vpp == 1) found.push_back(PipelineSchedule::zb_h1);
     if (s.vpp == 2) found.push_back(PipelineSchedule::zb_v);
     return found;

@@ -132,7 +132,7 @@ DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, in
 
 DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t rank) {
   const RankParameters trained = trained_parameters(s, rank),
-                       frozen = s.frozen_base ? rank_parameters(s, rank) : RankParameters(),
+                       frozen = s.frozen_base() ? rank_parameters(s, rank) : RankParameters(),
                        gathered = gathered_parameters(
                            s, {trained.dense + frozen.dense, trained.experts + frozen.experts});
   const DataTraffic dense = data_traffic(s, c, s.tp, s.dense_shards(), trained.dense, gathered.dense),

@@ -132,7 +132,6 @@ const std::vector<RuleCase>& moe_cases() {
        "it is allgather",
        "alltoall",
        {"dist.world_size=2", "dist.ep=2", "model.num_moe_experts=8",
-        "model.moe_shared_expert_intermediate_size=64", "model.add_mlp_bias=false", "model.num_moe_experts=8",
         "model.moe_shared_expert_intermediate_size=64", "model.add_mlp_bias=false",
         "model.moe_shared_expert_overlap=true"}},
       {"gathered_tokens_have_one_length",
