@@ -4,6 +4,7 @@
 
 #include "nn/initialize.hpp"
 #include "ops/grouped_linear.hpp"
+#include "ops/linear.hpp"
 
 namespace capstan::nn {
 
@@ -114,20 +115,29 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
 Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& context,
                    const RowsOfExperts* experts) const {
   const auto scale = static_cast<float>(options_->scale);
-  // A replicated layer may read some of the rows.
-  const Tensor& dropout_rows = experts                             ? experts->dropout_rows
-                               : sharding_ == LinearSharding::none ? context.hidden_dropout_rows
-                                                                   : context.dropout_rows;
+  const bool gathers = !experts && sharding_ == LinearSharding::column && parallel_.shards_rows(),
+             reads_own_rows = gathers || sharding_ == LinearSharding::none;
+  const Tensor& dropout_rows = experts          ? experts->dropout_rows
+                               : reads_own_rows ? context.hidden_dropout_rows
+                                                : context.dropout_rows;
   for (const Branch& branch : branches_) {
     // A row-parallel layer reads some of the columns.
     const int64_t first_column = sharding_ == LinearSharding::row ? width_.rank * x.size(1) : 0;
     const Var in = ops::dropout_columns(
         tape, x, context.adapter_dropout(options_->dropout, branch.dropout_sequence, dropout_rows),
         first_column);
-    base = experts
-               ? ops::grouped_low_rank_add(tape, std::move(base), in, experts->sizes, *branch.a, *branch.b,
-                                           scale, branch.segments.begin, experts->expected_rows)
-               : ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b, scale, branch.segments);
+    if (experts) {
+      const Var low =
+          ops::grouped_linear(tape, in, experts->sizes, *branch.a, nullptr, experts->expected_rows);
+      base = ops::grouped_low_rank_add(tape, std::move(base), low, experts->sizes, *branch.b, scale,
+                                       branch.segments.begin, experts->expected_rows);
+      continue;
+    }
+    Var low = ops::linear(tape, in, *branch.a);
+    // Multiplied before they are gathered: `rank` columns are sent, and the rank's own rows are saved.
+    if (gathers)
+      low = ops::copy_to_tensor_parallel(tape, low, parallel_, "low-rank input of " + weight_.name());
+    base = ops::low_rank_add(tape, std::move(base), low, *branch.b, scale, branch.segments);
   }
   for (const Branch& branch : branches_)
     if (branch.magnitude)

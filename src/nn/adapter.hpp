@@ -69,7 +69,8 @@ class Adapter {
           const std::vector<OutputSlice>& slices);
 
   bool empty() const { return branches_.empty(); }
-  // Adds the update to `base` = x W^T of this rank's rows, x[N, in], and returns the sum, without the bias.
+  // Adds the update to `base` = x W^T, x[N, in], and returns the sum, without the bias. With sequence
+  // parallelism x of a column-parallel layer has this rank's rows: the product with A is gathered, not x.
   // experts: where the layer is one of experts.
   Var apply(Tape& tape, Var base, const Var& x, const TokenContext& context,
             const RowsOfExperts* experts = nullptr) const;

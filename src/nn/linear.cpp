@@ -39,13 +39,19 @@ const Parameter* Linear::input_reader() const {
   return sharding_ == LinearSharding::column && !copied ? weight_ : nullptr;
 }
 
-// The adapter uses the same rows and the same partial sum as the base matmul.
+// The adapter's update is in the parallel state of the base product: rows, columns, or a partial sum.
 Var Linear::adapted_matmul(Tape& tape, const Var& x, const Parameter* bias,
                            const TokenContext& context) const {
-  const Var in = sharding_ == LinearSharding::column
-                     ? ops::copy_to_tensor_parallel(tape, x, parallel_, "input of " + weight_->name())
-                     : x;
-  Var y = adapter_->apply(tape, ops::linear(tape, in, *weight_), in, context);
+  Var y;
+  if (sharding_ != LinearSharding::column) {
+    y = adapter_->apply(tape, ops::linear(tape, x, *weight_), x, context);
+  } else if (parallel_.shards_rows()) {
+    y = adapter_->apply(tape, ops::column_linear(tape, x, *weight_, nullptr, parallel_), x, context);
+  } else {
+    // The gradients of both inputs are summed over the ranks at once.
+    const Var in = ops::copy_to_tensor_parallel(tape, x, parallel_, "input of " + weight_->name());
+    y = adapter_->apply(tape, ops::linear(tape, in, *weight_), in, context);
+  }
   if (sharding_ == LinearSharding::row)
     y = ops::reduce_from_tensor_parallel(tape, y, parallel_, "output of " + weight_->name());
   return bias ? ops::bias_dropout_add(tape, std::move(y), bias, {}, {}) : y;

@@ -20,74 +20,50 @@ Tensor rows_of(const Tensor& b, const ColumnSegments& segments, int64_t group) {
   return b.slice(0, group * segments.count, segments.count);
 }
 
-void scale_by(const Tensor& x, float factor) {
-  if (factor != 1) launch(x.device(), x.device().table().elementwise->scale, x, factor, x.elements());
-}
-
 }  // namespace
 
-Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Parameter& b, float scale,
-                 ColumnSegments segments) {
+Var low_rank_add(Tape& tape, Var y, const Var& h, const Parameter& b, float scale, ColumnSegments segments) {
   if (segments.count == 0) segments = {1, 0, y.size(1)};
-  Device& device = tape.device();
-  const int64_t rows = x.size(0), in = x.size(1), rank = a.shape()[0],
-                columns = segments.groups * segments.count;
+  const int64_t rows = h.size(0), rank = h.size(1), columns = segments.groups * segments.count;
   CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && y.size(1) % segments.groups == 0 &&
-                     segments.begin + segments.count <= y.size(1) / segments.groups && a.shape()[1] == in &&
-                     b.shape()[0] == columns && b.shape()[1] == rank,
-                 "low_rank_add: y " + y.value.text() + ", x " + x.value.text() + ", `" + a.name() + "` " +
-                     a.shape().text() + ", `" + b.name() + "` " + b.shape().text());
-  const Tensor h = Tensor::empty(device, {rows, rank}, x.dtype());
-  {
-    const auto w = tape.pin(a);
-    matmul(Transpose::no, Transpose::yes, x.value, *w, h);
-  }
-  scale_by(h, scale);
+                     segments.begin + segments.count <= y.size(1) / segments.groups &&
+                     b.shape() == (Shape{columns, rank}),
+                 "low_rank_add: y " + y.value.text() + ", h " + h.value.text() + ", `" + b.name() + "` " +
+                     b.shape().text());
   const Tensor result = y.value.unique() ? y.value : copy_of(y.value);
   {
     const auto w = tape.pin(b);
     for (int64_t g = 0; g < segments.groups; ++g)
-      matmul(Transpose::no, Transpose::yes, h, rows_of(*w, segments, g), columns_of(result, segments, g), 1);
+      matmul(Transpose::no, Transpose::yes, h.value, rows_of(*w, segments, g),
+             columns_of(result, segments, g), 1, scale);
   }
   y.value = Tensor();
-  Cost cost = matmul_cost(rows, rank, in, x.dtype());
-  const Cost out = matmul_cost(rows, columns, rank, x.dtype());
-  cost.flops += out.flops, cost.bytes += out.bytes;
+  const Cost cost = matmul_cost(rows, columns, rank, h.dtype());
   return tape.record({.name = "low_rank_add",
-                      .inputs = {Var{result, y.slot}, x},
+                      .inputs = {Var{result, y.slot}, h},
                       .outputs = {result},
-                      .parameters = {&a, &b},
+                      .parameters = {&b},
                       .cost = cost,
                       .backward_cost = cost,
-                      .saved = {x.value, h},
-                      .backward = [&a, &b, scale, segments, cost](BackwardContext& ctx) {
+                      .saved = {h.value},
+                      .backward = [&b, scale, segments, cost](BackwardContext& ctx) {
                         const Tensor dy = ctx.output_gradient();
-                        const Tensor &kept = ctx.saved(0), &low = ctx.saved(1);
+                        const Tensor& low = ctx.saved(0);
                         const Tensor dh = Tensor::empty(ctx.device(), low.shape(), low.dtype());
                         {
                           const auto w = ctx.pin(b);
                           for (int64_t g = 0; g < segments.groups; ++g)
                             matmul(Transpose::no, Transpose::no, columns_of(dy, segments, g),
-                                   rows_of(*w, segments, g), dh, g > 0 ? 1.0f : 0.0f);
+                                   rows_of(*w, segments, g), dh, g > 0 ? 1.0f : 0.0f, scale);
                         }
-                        scale_by(dh, scale);
-                        ctx.weight_gradient(b, {cost.flops / 2, cost.bytes / 2}, {dy, low},
-                                            [segments](const Tensor& gradient, std::span<const Tensor> t) {
-                                              for (int64_t g = 0; g < segments.groups; ++g)
-                                                matmul(Transpose::yes, Transpose::no,
-                                                       columns_of(t[0], segments, g), t[1],
-                                                       rows_of(gradient, segments, g), 1);
-                                            });
-                        ctx.weight_gradient(a, {cost.flops / 2, cost.bytes / 2}, {dh, kept},
-                                            [](const Tensor& gradient, std::span<const Tensor> t) {
-                                              matmul(Transpose::yes, Transpose::no, t[0], t[1], gradient, 1);
-                                            });
-                        if (ctx.needs(1)) {
-                          const auto w = ctx.pin(a);
-                          const Tensor dx = Tensor::empty(ctx.device(), kept.shape(), kept.dtype());
-                          matmul(Transpose::no, Transpose::no, dh, *w, dx);
-                          ctx.accumulate_gradient(1, dx);
-                        }
+                        ctx.weight_gradient(
+                            b, cost, {dy, low},
+                            [scale, segments](const Tensor& gradient, std::span<const Tensor> t) {
+                              for (int64_t g = 0; g < segments.groups; ++g)
+                                matmul(Transpose::yes, Transpose::no, columns_of(t[0], segments, g), t[1],
+                                       rows_of(gradient, segments, g), 1, scale);
+                            });
+                        ctx.accumulate_gradient(1, dh);
                         ctx.accumulate_gradient(0, std::move(ctx.output_gradient()));
                       }})[0];
 }

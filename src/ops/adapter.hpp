@@ -1,6 +1,5 @@
 // Adapters beside a frozen linear layer: LoRA (Hu et al. 2022) and DoRA's magnitudes (Liu et al. 2024). Under
-// tensor parallelism both work on a rank's local columns: after the all-gather of a column-parallel layer's
-// rows, before the sum of a row-parallel layer.
+// tensor parallelism both work on a rank's local columns, before the sum of a row-parallel layer.
 #pragma once
 
 #include "comm/communicator.hpp"
@@ -14,10 +13,10 @@ struct ColumnSegments {
   int64_t groups = 1, begin = 0, count = 0;
 };
 
-// y[N, out] + scale (x A^T) B^T on the columns of `segments`; x[N, in], A[rank, in], B[groups * count, rank]
-// (local shards). Move y in, so that the result overwrites it. Saves x and x A^T. Forward 2 N rank (in +
-// columns) FLOPs, backward twice that.
-Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Parameter& b, float scale,
+// y[N, out] + scale h B^T on the columns of `segments`; h[N, rank] = x A^T, B[groups * count, rank] (local
+// shard). Move y in, so that the result overwrites it. Saves h. Forward 2 N rank columns FLOPs, backward
+// twice that.
+Var low_rank_add(Tape& tape, Var y, const Var& h, const Parameter& b, float scale,
                  ColumnSegments segments = {});
 
 // u[N, out] with the columns of `segments` scaled: m_j / |row j of W + scale B A|. u = x (W + scale B A)^T;

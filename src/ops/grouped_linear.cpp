@@ -44,8 +44,9 @@ void multiply_rows(const Tensor& a, const Tensor& b, bool trans_b, const Tensor&
                  GemmGroups::m, sizes, a, b, c, factors, bias);
 }
 
-// gradient[e] += dy[rows of e]^T x[rows of e]. The rows of dy may have a stride.
-void add_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& sizes, const Tensor& gradient) {
+// gradient[e] += alpha dy[rows of e]^T x[rows of e]. The rows of dy may have a stride.
+void add_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& sizes, const Tensor& gradient,
+                         float alpha = 1) {
   const int64_t out = dy.size(1), in = x.size(1);
   launch_grouped({.trans_a = true,
                   .m = out,
@@ -55,7 +56,7 @@ void add_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& sizes,
                   .ldb = in,
                   .ldc = in,
                   .stride_c = out * in},
-                 GemmGroups::k, sizes, dy, x, gradient, {.beta = 1}, {});
+                 GemmGroups::k, sizes, dy, x, gradient, {.alpha = alpha, .beta = 1}, {});
 }
 
 void add_bias_gradient(const Tensor& dy, const Tensor& sizes, const Tensor& gradient) {
@@ -120,55 +121,41 @@ Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Paramete
   return tape.record(std::move(record))[0];
 }
 
-Var grouped_low_rank_add(Tape& tape, Var y, const Var& x, const Tensor& sizes, const Parameter& a,
-                         const Parameter& b, float scale, int64_t first_column, int64_t expected_rows) {
-  const int64_t rows = x.size(0), in = x.size(1), experts = sizes.elements(), rank = a.shape()[1],
-                columns = b.shape()[1];
-  CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && x.value.is_contiguous() &&
-                     first_column + columns <= y.size(1) && a.shape() == (Shape{experts, rank, in}) &&
-                     b.shape() == (Shape{experts, columns, rank}),
-                 "grouped_low_rank_add: y " + y.value.text() + ", x " + x.value.text() + ", `" + a.name() +
-                     "` " + a.shape().text() + ", `" + b.name() + "` " + b.shape().text());
-  const Tensor h = Tensor::empty(tape.device(), {rows, rank}, x.dtype());
-  {
-    const auto w = tape.pin(a);
-    multiply_rows(x.value, *w, true, sizes, h, {}, {.alpha = scale});
-  }
+Var grouped_low_rank_add(Tape& tape, Var y, const Var& h, const Tensor& sizes, const Parameter& b,
+                         float scale, int64_t first_column, int64_t expected_rows) {
+  const int64_t rows = h.size(0), rank = h.size(1), experts = sizes.elements(), columns = b.shape()[1];
+  CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && h.value.is_contiguous() &&
+                     first_column + columns <= y.size(1) && b.shape() == (Shape{experts, columns, rank}),
+                 "grouped_low_rank_add: y " + y.value.text() + ", h " + h.value.text() + ", `" + b.name() +
+                     "` " + b.shape().text());
   const Tensor result = y.value.unique() ? y.value : copy_of(y.value);
   {
     const auto w = tape.pin(b);
-    multiply_rows(h, *w, true, sizes, result.slice(1, first_column, columns), {}, {.beta = 1});
+    multiply_rows(h.value, *w, true, sizes, result.slice(1, first_column, columns), {},
+                  {.alpha = scale, .beta = 1});
   }
   y.value = Tensor();
-  const Cost of_a = grouped_cost(rows, expected_rows, experts, rank, in, x.dtype()),
-             of_b = grouped_cost(rows, expected_rows, experts, columns, rank, x.dtype());
-  const Cost cost{of_a.flops + of_b.flops, of_a.bytes + of_b.bytes};
+  const Cost cost = grouped_cost(rows, expected_rows, experts, columns, rank, h.dtype());
   return tape.record({.name = "grouped_low_rank_add",
-                      .inputs = {Var{result, y.slot}, x},
+                      .inputs = {Var{result, y.slot}, h},
                       .outputs = {result},
-                      .parameters = {&a, &b},
+                      .parameters = {&b},
                       .cost = cost,
                       .backward_cost = cost,
-                      .saved = {x.value, h, sizes},
-                      .backward = [&a, &b, scale, first_column, columns, of_a, of_b](BackwardContext& ctx) {
+                      .saved = {h.value, sizes},
+                      .backward = [&b, scale, first_column, columns, cost](BackwardContext& ctx) {
                         const Tensor dy = ctx.output_gradient().slice(1, first_column, columns);
-                        const Tensor &kept = ctx.saved(0), &low = ctx.saved(1), &of_experts = ctx.saved(2);
-                        const Tensor dh = Tensor::empty(ctx.device(), low.shape(), low.dtype());
+                        const Tensor &low = ctx.saved(0), &of_experts = ctx.saved(1);
+                        const Tensor dh = tensor_of_rows(ctx.context(), low.shape(), low.dtype());
                         {
                           const auto w = ctx.pin(b);
                           multiply_rows(dy, *w, false, of_experts, dh, {}, {.alpha = scale});
                         }
-                        const auto run = [](const Tensor& gradient, std::span<const Tensor> t) {
-                          add_weight_gradient(t[0], t[1], t[2], gradient);
-                        };
-                        ctx.weight_gradient(b, of_b, {dy, low, of_experts}, run);
-                        ctx.weight_gradient(a, of_a, {dh, kept, of_experts}, run);
-                        if (ctx.needs(1)) {
-                          const auto w = ctx.pin(a);
-                          const Tensor dx = tensor_of_rows(ctx.context(), kept.shape(), kept.dtype());
-                          multiply_rows(dh, *w, false, of_experts, dx);
-                          ctx.accumulate_gradient(1, dx);
-                        }
+                        ctx.weight_gradient(b, cost, {dy, low, of_experts},
+                                            [scale](const Tensor& gradient, std::span<const Tensor> t) {
+                                              add_weight_gradient(t[0], t[1], t[2], gradient, scale);
+                                            });
+                        ctx.accumulate_gradient(1, dh);
                         ctx.accumulate_gradient(0, std::move(ctx.output_gradient()));
                       }})[0];
 }

@@ -16,12 +16,10 @@ namespace capstan::ops {
 Var grouped_linear(Tape& tape, const Var& x, const Tensor& sizes, const Parameter& weight,
                    const Parameter* bias = nullptr, int64_t expected_rows = 0, bool adds_bias = true);
 
-// The adapters of experts: y[rows of expert e, out] + scale (x[rows of e] A[e]^T) B[e]^T on the columns from
-// first_column on; x[rows, in], A[experts, rank, in], B[experts, columns, rank] (local shards). Move y in, so
-// that the result overwrites it. Saves x and scale x A^T. Forward 2 rows rank (in + columns) FLOPs, backward
-// twice that.
-Var grouped_low_rank_add(Tape& tape, Var y, const Var& x, const Tensor& sizes, const Parameter& a,
-                         const Parameter& b, float scale, int64_t first_column = 0,
-                         int64_t expected_rows = 0);
+// The adapters of experts: y[rows of expert e, out] + scale h[rows of e] B[e]^T on the columns from
+// first_column on; h[rows, rank] = x A[e]^T, B[experts, columns, rank] (local shard). Move y in, so that the
+// result overwrites it. Saves h. Forward 2 rows rank columns FLOPs, backward twice that.
+Var grouped_low_rank_add(Tape& tape, Var y, const Var& h, const Tensor& sizes, const Parameter& b,
+                         float scale, int64_t first_column = 0, int64_t expected_rows = 0);
 
 }  // namespace capstan::ops

@@ -144,11 +144,14 @@ class LayerClock {
   // gradient of its input, and the layer's weight from 4 bits in each pass.
   void frozen_layer(Input input, double rows, double columns, double inner, double count) {
     if (s_.adapters && saves_input(s_, expert_layer_, input) > 0) {
-      const double rank = real(s_.adapters->rank), bytes = s_.activation_bytes * count * rows;
+      // The first factor multiplies the rows that sequence parallelism has not gathered.
+      const bool sharded = input == Input::mlp || (input == Input::attention && !s_.latent);
+      const double rank = real(s_.adapters->rank), bytes = s_.activation_bytes * count,
+                   own = sharded && s_.sequence_parallel ? rows / t_ : rows;
       const GemmFormat format = high_format(s_);
-      gemms_in(format, format, true, rows, rank, inner, count);
+      gemms_in(format, format, true, own, rank, inner, count);
       gemms_in(format, format, true, rows, columns, rank, count);
-      move(bytes * columns, 3 * bytes * inner, 1);
+      move(bytes * rows * columns, 3 * bytes * own * inner, 1);
     }
     if (!s_.frozen_bytes) return;
     const double expanded = (*s_.frozen_bytes + s_.parameter_bytes) * count * columns * inner;

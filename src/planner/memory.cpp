@@ -79,14 +79,10 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
     sequence = bytes * h;
     return tokens * sequence / (s.sequence_parallel ? t : 1);
   }
-  // Inputs of both norms, and of the two GEMMs that follow them. Adapters save what sequence parallelism has
-  // gathered for them.
+  // Inputs of both norms, and of the two GEMMs that follow them.
   sequence += 2 * bytes * h;
   const double inputs = (saved(attention) + (s.adapters || !expert_layer ? saved(mlp) : saved(experts))) * h;
-  if (s.adapters && s.sequence_parallel)
-    full += inputs;
-  else if (!recompute.norms)
-    sequence += inputs;
+  if (!recompute.norms) sequence += inputs;
   if (s.adapters) full += adapter_activations(s, expert_layer);
   if (s.hidden_dropout) sequence += 2 * h;
   const double query = real(s.query_width()), kv = real(s.kv_width());

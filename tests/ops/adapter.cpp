@@ -55,8 +55,8 @@ TEST_CASE("low_rank_add: all columns, and segments of columns in groups") {
       check_op(
           "low_rank_add", c,
           [&](Tape& t, Vars x, const Handles& h) {
-            const Var in = x[1];
-            return Vars{ops::low_rank_add(t, std::move(x[0]), in, *h[0], *h[1], scale, k.segments)};
+            const Var low = ops::linear(t, x[1], *h[0]);
+            return Vars{ops::low_rank_add(t, std::move(x[0]), low, *h[1], scale, k.segments)};
           },
           [&, groups = groups, begin = begin, count = count](const auto& x, const auto& h) {
             const auto rows = static_cast<size_t>(k.rows), rank = static_cast<size_t>(k.rank);
@@ -101,7 +101,8 @@ TEST_CASE("magnitude: rows of W + s B A scaled to given lengths, which count as 
       check_op(
           "magnitude", c,
           [&](Tape& t, Vars x, const Handles& h) {
-            Var u = ops::low_rank_add(t, ops::linear(t, x[0], *h[0]), x[0], *h[1], *h[2], scale, k.segments);
+            Var u = ops::linear(t, x[0], *h[0]);
+            u = ops::low_rank_add(t, std::move(u), ops::linear(t, x[0], *h[1]), *h[2], scale, k.segments);
             return Vars{
                 ops::magnitude(t, std::move(u), *h[0], *h[1], *h[2], *h[3], scale, nullptr, k.segments)};
           },

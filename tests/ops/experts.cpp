@@ -270,8 +270,8 @@ TEST_CASE("grouped_low_rank_add: adapters of experts give what merged weights do
                   t, Tensor::from_host<int32_t>(t.device(), {rows, 1}, choices), {}, {.experts = experts});
               const Var of_rows = ops::permute(t, x[0], plan);
               Var y = ops::grouped_linear(t, of_rows, plan.sizes(), *p[0]);
-              y = ops::grouped_low_rank_add(t, std::move(y), of_rows, plan.sizes(), *p[1], *p[2], scale,
-                                            columns.first);
+              const Var low = ops::grouped_linear(t, of_rows, plan.sizes(), *p[1]);
+              y = ops::grouped_low_rank_add(t, std::move(y), low, plan.sizes(), *p[2], scale, columns.first);
               return Vars{ops::unpermute(t, y, plan)};
             },
             [&](const auto& x, const auto& p) {
