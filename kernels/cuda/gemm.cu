@@ -5,8 +5,7 @@
 // Where the types or the shape do not fit:
 //   - C of a type that cuBLASLt does not offer for A and B: fp32 results in the workspace, some rows at a
 //     time, which the epilogue's pass converts
-//   - codes whose rows, columns or addresses are not aligned to 16 bytes: tiles on ordinary cores
-//     (gemm_tiles.cu)
+//   - codes whose rows, columns or addresses are not aligned to 16 bytes: tiles of our own (gemm_tiles.cu)
 //   - scales that the GPU's tensor cores do not apply: refused
 // cuBLASLt's own epilogues are used for the bias, and for GELU (tanh) and its derivative in 16 bits, whose
 // pre-activation it stores as we do. Its bias gradients overwrite, in the type of C, and its ReLU loses NaNs:
