@@ -313,15 +313,8 @@ MemoryShape states(const RunShape& s, int64_t rank) {
     m.gradients += s.gradient_bytes * (trained_tables + waiting);
     m.workspace += s.reduced_bytes * (std::min(table, trained_tables) + waiting);
   }
-  // Two blocks are gathered: the one that computes, and the next one. Gradients of two wait for their
-  // reduction beside those of a layer or a table, and those of one each are received.
-  if (s.sharding == optim_grads_params) {
-    m.parameters += 2 * s.parameter_bytes * largest_block(s);
-    if (s.adapters) return m;
-    const double table = real(s.vocab * s.hidden) / real(s.tp), layer = layer_block(s);
-    m.gradients += s.gradient_bytes * (table + layer + std::max(table, layer));
-    m.workspace += s.reduced_bytes * (table + layer);
-  }
+  // Two blocks are gathered: the one that computes, and the next one.
+  if (s.sharding == optim_grads_params) m.parameters += 2 * s.parameter_bytes * largest_block(s);
   return m;
 }
 
@@ -342,6 +335,22 @@ double logit_rows(const RunShape& s) {
   return real(kernel.chunk_rows(static_cast<int64_t>(s.tokens()), s.vocab / s.tp, compute, true));
 }
 
+// With ZeRO 3, buffers of gradients before they are sharded, beside `logits`, the bytes of the output layer:
+// the gradient of its table while there are logits, and afterward those of a table, a layer and one more of
+// the larger, and what the reduction of a table and a layer receives.
+void add_sharded_blocks(const RunShape& s, double logits, MemoryShape& m) {
+  const double table = real(s.vocab * s.hidden) / real(s.tp), layer = layer_block(s);
+  const double waiting = s.gradient_bytes * (layer + std::max(table, layer)),
+               received = s.reduced_bytes * (table + layer);
+  m.gradients += s.gradient_bytes * table;
+  if (logits > waiting + received) {
+    m.workspace += logits;
+  } else {
+    m.gradients += waiting;
+    m.workspace += received;
+  }
+}
+
 }  // namespace
 
 double largest_block(const RunShape& s) {
@@ -356,17 +365,21 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
     const Activations activations = activations_in_flight(s, rank, dense, expert);
     m.activations = activations.device, m.host += activations.host;
     const double rows = s.tokens() * s.activation_bytes * real(s.hidden);
+    double logits = 0;
     for (size_t i = 0; i < s.stages.size(); ++i) {
       if (!holds(s, i, rank)) continue;
       if (s.stages[i].embedding) m.activations += rows / real(s.tp);
       if (!s.stages[i].head) continue;
       const double depth = real(1 + s.stages[i].mtp_layers);
       m.activations += depth * rows;
-      const double logits =
-          (s.chunked_logits ? 1 : depth) * logit_rows(s) * s.logit_bytes * real(s.vocab) / real(s.tp);
-      // A layer is recomputed when the logits are gone.
-      m.workspace += std::max(0.0, logits - activations.recomputed);
+      logits = (s.chunked_logits ? 1 : depth) * logit_rows(s) * s.logit_bytes * real(s.vocab) / real(s.tp);
     }
+    // A layer is recomputed when the logits are gone.
+    logits = std::max(0.0, logits - activations.recomputed);
+    if (s.sharding == config::ShardingStrategy::optim_grads_params && !s.adapters)
+      add_sharded_blocks(s, logits, m);
+    else
+      m.workspace += logits;
     // Gathered inputs, and the gradient of a weight before it is added.
     m.workspace += rows + (s.frozen_base() ? 0 : s.activation_bytes * largest_weight(s));
     m.workspace = std::max(m.workspace, reduction_buffers(s, rank) - m.activations);

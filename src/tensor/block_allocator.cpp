@@ -23,9 +23,14 @@ int64_t BlockAllocator::free_at_end() const {
 }
 
 std::optional<int64_t> BlockAllocator::take(int64_t size) {
-  const auto best = by_size_.lower_bound({size, 0});
-  if (best == by_size_.end()) return std::nullopt;
-  const auto [had, offset] = *best;
+  const auto same = by_size_.lower_bound({size, 0});
+  if (same == by_size_.end()) return std::nullopt;
+  auto block = free_.begin();
+  if (same->first == size)
+    block = free_.find(same->second);
+  else
+    while (block->second < size) ++block;
+  const auto [offset, had] = *block;
   remove_free(offset);
   if (had > size) add_free(offset + size, had - size);
   used_.emplace(offset, size);

@@ -75,27 +75,26 @@ TEST_CASE("the formula agrees with the trainer's own step for recipes of dense m
   }
 }
 
-// ZeRO 3 of layers of several GiB: what the allocator keeps is not in the formula (docs/planning.md).
+// Not DeepSeek-V3, where the allocator keeps a seventh of the memory (docs/planning.md).
 TEST_CASE("the formula agrees with the trainer's own step for recipes of models with experts") {
   for (const char* recipe : capstan::test::sampled<const char*>(
-           {"gpt-oss-20b", "gpt-oss-120b", "mixtral-8x7b", "olmoe-1b-7b", "kimi-k2", "qwen3-235b-a22b"})) {
+           {"gpt-oss-20b", "gpt-oss-120b", "mixtral-8x7b", "mixtral-8x22b", "olmoe-1b-7b", "kimi-k2",
+            "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b"})) {
     CAPTURE(recipe);
     const auto config = resolve(recipe, {});
     REQUIRE(config.has_value());
     const Cluster cluster = read_cluster("h100");
     const double exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front().total(),
                  formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front().total();
-    CHECK(std::abs(formula / exact - 1) < 0.08);
+    CHECK(std::abs(formula / exact - 1) < 0.055);
   }
 }
 
-// ZeRO 3 of gpt2-124m, where a third of the model is one table, is 12 % off (docs/planning.md).
 TEST_CASE("the formula agrees with the trainer's own step with sharded gradients and parameters") {
   const Cluster cluster = read_cluster("h100");
   for (const std::string recipe : {"gpt2-124m", "smollm2-135m", "smollm2-360m", "llama3.2-1b", "llama3-8b"}) {
     std::map<std::string, RankMemory> exact;
     for (const std::string strategy : {"zero1", "zero2", "zero3"}) {
-      if (recipe == "gpt2-124m" && strategy == "zero3") continue;
       CAPTURE(recipe);
       CAPTURE(strategy);
       const auto config = resolve(recipe, {"ddp=" + strategy, "dist.world_size=8"});
@@ -105,7 +104,7 @@ TEST_CASE("the formula agrees with the trainer's own step with sharded gradients
       const double formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front().total(),
                    error = formula / measured.total() - 1;
       MESSAGE(recipe, ", ", strategy, ": ", 100 * error, " %");
-      CHECK(std::abs(error) < 0.075);
+      CHECK(std::abs(error) < 0.08);
     }
     // Buffers of gradients before they are reduced take less than sharding saves.
     const auto gradients = static_cast<size_t>(MemoryCategory::gradients);
@@ -135,7 +134,7 @@ TEST_CASE("each optimizer instance has all sharded state, or a part of the optim
     }
 }
 
-// With sequence parallelism adapters save the rows that it gathers, with magnitudes all outputs too.
+// Adapters with magnitudes save all outputs too.
 TEST_CASE("the formula agrees with the trainer's own step for adapters") {
   const Cluster cluster = read_cluster("h100");
   const std::vector<std::vector<std::string>> runs = {
@@ -185,7 +184,7 @@ TEST_CASE("a larger bucket of sharded gradients is in the formula") {
   CHECK(total(*config) > total(*smaller) + (100 << 20));
 }
 
-// The formula finds 7 to 9 % too much for Mixtral 8x7B: there the trainer's own step decides.
+// The formula finds 5 % too much for Mixtral 8x7B: there the trainer's own step decides.
 TEST_CASE("every shipped recipe fits its GPUs") {
   const Cluster a100 = read_cluster("a100-80"), h100 = read_cluster("h100");
   const auto recipes = config::Library::standard().recipes();
