@@ -64,8 +64,11 @@ namespace {
 // Bytes of one element of an input of a GEMM that a layer saves, for the gradient of the weight or of an
 // adapter.
 double saved_input(const RunShape& s, bool expert_layer, AdaptedLinear::Input input) {
+  using enum AdaptedLinear::Input;
   if (s.adapters) return s.activation_bytes * saves_input(s, expert_layer, input);
-  return s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : s.activation_bytes;
+  // A column-parallel layer saves its rows as they are sent again in the backward pass.
+  if (s.sequence_parallel && (input == attention || input == mlp)) return s.activation_bytes;
+  return is_low_precision(s.format) ? 1 : s.activation_bytes;
 }
 
 double layer_activations_with(const RunShape& s, const RecomputeShape& recompute, bool expert_layer) {
@@ -131,7 +134,7 @@ double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
   if (s.frozen_base()) return 0;
   const double h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
   // Of inputs and of gradients of outputs.
-  const double element = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4 ? 1 : s.activation_bytes;
+  const double element = is_low_precision(s.format) ? 1 : s.activation_bytes;
   // Of all tokens, which sequence parallelism has gathered for the GEMM; divided by it; and divided by tensor
   // parallelism.
   double gathered = 0, sequence = 0, tensor = 0;
@@ -277,6 +280,29 @@ double frozen_bytes(const RunShape& s, int64_t rank, const RankParameters& all) 
   return in_full * s.parameter_bytes + (1 - in_full) * *s.frozen_bytes;
 }
 
+// Weights of one rank whose GEMMs are in 8 or 4 bits: those of its layers, without experts.
+double low_precision_weights(const RunShape& s, int64_t rank) {
+  double sum = 0;
+  int64_t layer = 0;
+  for (size_t i = 0; i < s.stages.size(); ++i)
+    for (const int64_t end = layer + s.stages[i].layers(); layer < end; ++layer)
+      if (holds(s, i, rank) && s.is_low_precision_layer(layer))
+        sum += layer_parameters(s, s.is_expert_layer(layer)).sharded / real(s.tp);
+  return sum;
+}
+
+// What these take beside the parameters. Where ranks gather codes, each holds codes of all weights, which
+// serve the forward pass, and its part of the parameters.
+double code_bytes(const RunShape& s, int64_t rank) {
+  using enum config::ShardingStrategy;
+  if (s.code_bytes == 0 || s.sharding == optim_grads_params) return 0;
+  const bool gathered = s.gathers_codes && s.sharding != no_shard && s.dense_shards() > 1 && !s.adapters;
+  const double parameters = gathered ? s.parameter_bytes * (1 - 1 / real(s.dense_shards())) : 0;
+  // The first micro-batch is at its peak before the backward pass has quantized any weight.
+  const double layouts = s.micro_batches() > 1 || s.pp > 1 ? 2 : 1;
+  return low_precision_weights(s, rank) * (layouts * s.code_bytes - parameters);
+}
+
 // Gradients in the buckets that are reduced at a time.
 double waiting_gradients(const RunShape& s, double trained) {
   const int64_t bucket = s.bucket_elements.value_or(
@@ -298,6 +324,7 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   const double updated = of(optim) / (s.shards_over_instances ? real(s.instances) : 1);
   m.parameters = s.parameter_bytes * of(optim_grads_params);
   if (s.adapters) m.parameters += frozen_bytes(s, rank, all) * kept(all, optim_grads_params);
+  m.parameters += code_bytes(s, rank);
   m.gradients = s.gradient_bytes * of(optim_grads);
   const double device = 1 - s.offloaded_state;
   m.main_parameters = device * s.main_bytes * updated;

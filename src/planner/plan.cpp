@@ -42,10 +42,11 @@ bool holds_less(const MemoryShape& a, const MemoryShape& b) {
   return a.total() < b.total();
 }
 
-// The error of memory by formula, as a fraction (docs/planning.md).
+// The error of memory by formula, as a fraction (docs/planning.md), and in bytes where a rank needs little.
 double formula_error(const RunShape& shape) {
   return shape.experts ? 0.12 : 0.05;
 }
+constexpr double kLeastFormulaError = 128 << 20;
 
 RankMemory exact_memory(const config::Config& config, const Cluster& cluster, int64_t rank) {
   const train::StepEstimate estimate =
@@ -242,10 +243,11 @@ std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cl
   const std::vector<MemoryShape> by_formula = memory_by_rank(shape);
   const double most = std::max_element(by_formula.begin(), by_formula.end(), holds_less)->total();
   // One rank may take more than by formula, and the one with the most less.
+  const double error = std::max(formula_error(shape) * most, kLeastFormulaError);
   std::vector<int64_t> candidates;
   int64_t needed = 0;
   for (int64_t rank = 0; rank < shape.pp; ++rank) {
-    if (by_formula[static_cast<size_t>(rank)].total() < (1 - 2 * formula_error(shape)) * most) continue;
+    if (by_formula[static_cast<size_t>(rank)].total() < most - 2 * error) continue;
     candidates.push_back(rank);
     needed += estimated_passes(shape, rank);
   }

@@ -41,6 +41,9 @@ void set_formats(RunShape& s, const config::Config& config) {
   s.parameter_bytes = s.activation_bytes = bytes_of(precision.params_dtype);
   if (precision.fp8 && precision.fp8_recipe == config::Fp8Recipe::tensorwise) s.quantized_bytes = 6;
   if (precision.fp4) s.quantized_bytes = 7;
+  if (precision.fp8) s.code_bytes = precision.fp8_recipe == config::Fp8Recipe::mxfp8 ? 1 + 1.0 / 32 : 1;
+  if (precision.fp4) s.code_bytes = 0.5 + 1.0 / 16;
+  s.gathers_codes = precision.fp8 && precision.fp8_param_gather;
   // One layout, of which the GEMM of weight gradients reads none.
   s.low_weight_gradients = !precision.fp8 || precision.fp8_wgrad;
   if (!s.low_weight_gradients) s.quantized_bytes -= 1;

@@ -161,6 +161,10 @@ struct RunShape {
   // bits.
   bool low_weight_gradients = true;
   int64_t first_high_layers = 0, last_high_layers = 0;
+  // Bytes of a weight in that format, with its scales, of which a rank keeps one layout for the forward pass
+  // and one for the backward pass; and whether ranks gather updated weights in it (fp8_param_gather).
+  double code_bytes = 0;
+  bool gathers_codes = false;
 
   // ---- execution ----
   RecomputeShape recompute;

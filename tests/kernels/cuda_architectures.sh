@@ -18,8 +18,8 @@ CMAKE
 failed=0
 check() { # WANTED GPUS [SETTING]
   local found
-  found=$(GPUS=$2 "$cmake" -DSOURCES="$sources" -DCMAKE_CUDA_COMPILER="$PWD/nvcc" -DNVIDIA_SMI="$PWD/nvidia-smi" \
-    ${3:+-DCAPSTAN_CUDA_ARCHITECTURES="$3"} -P print.cmake 2>&1)
+  found=$(GPUS=$2 "$cmake" -DSOURCES="$sources" -DCMAKE_CUDA_COMPILER="$PWD/nvcc" \
+    -DNVIDIA_SMI="$PWD/nvidia-smi" ${3:+-DCAPSTAN_CUDA_ARCHITECTURES="$3"} -P print.cmake 2>&1)
   [ "$found" = "$1" ] || { echo "FAILED: GPUs '$2', setting '${3:-}': $found, not $1"; failed=1; }
 }
 every='80-virtual;120-virtual;80-real;89-real;90a-real;100a-real;103a-real;120a-real'

@@ -163,6 +163,37 @@ TEST_CASE("the formula agrees with the trainer's own step for adapters") {
   }
 }
 
+// A rank keeps two layouts of each weight in 8 or 4 bits; where codes are gathered, one and its part of the
+// weights in 16 bits. With ZB-H1 the formula is 8 % too low (docs/planning.md).
+TEST_CASE("the formula agrees with the trainer's own step with GEMMs in 8 and 4 bits") {
+  const std::vector<std::vector<std::string>> runs = {
+      {"dist.world_size=8", "mixed_precision=bf16_with_fp8_current_scaling_mixed"},
+      {"dist.world_size=8", "mixed_precision=bf16_with_fp8_subchannel_scaling_mixed"},
+      {"dist.world_size=8", "mixed_precision=bf16_with_nvfp4_mixed"},
+      {"dist.world_size=8", "mixed_precision=bf16_with_mxfp8_mixed", "dist.cp=1", "dist.tp=2",
+       "dist.sp=true"},
+      {"dist.world_size=8", "mixed_precision=bf16_with_fp8_delayed_scaling_mixed", "dist.cp=1", "dist.tp=2",
+       "dist.sp=true", "dist.pp=4"},
+      {"dist.world_size=8", "mixed_precision=bf16_with_fp8_current_scaling_mixed", "ddp=zero3"},
+      {"dist.world_size=8", "mixed_precision=bf16_with_fp8_current_scaling_mixed", "ddp=zero2", "dist.cp=1"}};
+  for (const auto& overrides : runs) {
+    CAPTURE(overrides[1]);
+    CAPTURE(overrides.back());
+    const auto config = resolve("llama3-8b", overrides);
+    REQUIRE(config.has_value());
+    const bool blackwell =
+        overrides[1].find("mxfp8") != overrides[1].npos || overrides[1].find("nvfp4") != overrides[1].npos;
+    const Cluster cluster = read_cluster(blackwell ? "b200" : "h100");
+    const RankMemory exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front(),
+                     formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front();
+    const double error = formula.total() / exact.total() - 1;
+    CAPTURE(error);
+    CHECK(std::abs(error) < 0.055);
+    const auto parameters = static_cast<size_t>(MemoryCategory::parameters);
+    CHECK(formula.bytes[parameters] == doctest::Approx(exact.bytes[parameters]).epsilon(0.05));
+  }
+}
+
 // Sixteen stages of two layers whose activations take less than the buckets of gradients.
 TEST_CASE("the formula has the buckets of gradients where activations take less") {
   const auto config =
