@@ -65,8 +65,8 @@ TEST_CASE("the formula agrees with the trainer's own step for recipes of dense m
     const RankMemory& measured = exact.memory[exact.fullest];
     REQUIRE(measured.exact);
     const double error = formula.memory[exact.fullest].total() / measured.total() - 1;
-    CAPTURE(error);
-    CHECK(std::abs(error) < 0.05);
+    MESSAGE(std::string(recipe), ": ", 100 * error, " %");
+    CHECK(std::abs(error) < 0.04);
     // Sizes of the state are no estimates.
     for (const MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::main_parameters}) {
       const auto i = static_cast<size_t>(category);
@@ -86,6 +86,7 @@ TEST_CASE("the formula agrees with the trainer's own step for recipes of models 
     const Cluster cluster = read_cluster("h100");
     const double exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front().total(),
                  formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front().total();
+    MESSAGE(std::string(recipe), ": ", 100 * (formula / exact - 1), " %");
     CHECK(std::abs(formula / exact - 1) < 0.055);
   }
 }
@@ -157,7 +158,9 @@ TEST_CASE("the formula agrees with the trainer's own step for adapters") {
     REQUIRE(config.has_value());
     const RankMemory exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front(),
                      formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front();
-    CHECK(std::abs(formula.total() / exact.total() - 1) < 0.03);
+    const double error = formula.total() / exact.total() - 1;
+    MESSAGE(overrides.front(), " … ", overrides.back(), ": ", 100 * error, " %");
+    CHECK(std::abs(error) < 0.02);
     const auto moments = static_cast<size_t>(MemoryCategory::moments);
     CHECK(formula.bytes[moments] == doctest::Approx(exact.bytes[moments]).epsilon(0.01));
   }
@@ -187,7 +190,7 @@ TEST_CASE("the formula agrees with the trainer's own step with GEMMs in 8 and 4 
     const RankMemory exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front(),
                      formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front();
     const double error = formula.total() / exact.total() - 1;
-    CAPTURE(error);
+    MESSAGE(overrides[1], ": ", 100 * error, " %");
     CHECK(std::abs(error) < 0.055);
     const auto parameters = static_cast<size_t>(MemoryCategory::parameters);
     CHECK(formula.bytes[parameters] == doctest::Approx(exact.bytes[parameters]).epsilon(0.05));
