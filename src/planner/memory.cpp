@@ -303,11 +303,14 @@ double code_bytes(const RunShape& s, int64_t rank) {
   return low_precision_weights(s, rank) * (layouts * s.code_bytes - parameters);
 }
 
-// Gradients in the buckets that are reduced at a time.
+// Gradients in the buckets that are reduced at a time. A weight of all experts of a layer is a bucket of its
+// own where it is larger; there are two.
 double waiting_gradients(const RunShape& s, double trained) {
-  const int64_t bucket = s.bucket_elements.value_or(
-      parallel::default_bucket_elements(static_cast<int64_t>(trained), s.dp * s.cp));
-  return std::min(real(parallel::FlatStore::kPendingReductions) * real(bucket), trained);
+  const double bucket = real(s.bucket_elements.value_or(
+      parallel::default_bucket_elements(static_cast<int64_t>(trained), s.dp * s.cp)));
+  const double experts = s.experts && !s.adapters ? of_layer(s, layer_parameters(s, true)).experts : 0;
+  return std::min(std::max(real(parallel::FlatStore::kPendingReductions) * bucket, experts + bucket),
+                  trained);
 }
 
 MemoryShape states(const RunShape& s, int64_t rank) {

@@ -202,7 +202,7 @@ TEST_CASE("sizes of the command line need not fit the large recipe") {
   CHECK(one.dist.expert_model_parallel_size == 1);
   CHECK(one.dist.world_size == 1);
   // The values that are reported are those of the small recipe.
-  const Resolution wrong = resolve_shrunk(request_of("deepseek-v3", {"train.global_batch_size=3"}, 2));
+  const Resolution wrong = resolve_shrunk(request_of("deepseek-v2", {"train.global_batch_size=3"}, 2));
   CHECK_FALSE(wrong.ok());
   CHECK(wrong.config.dist.world_size == 2);
   // What a file gives is for the large recipe.
