@@ -8,6 +8,7 @@
 
 #include "planner/pipeline.hpp"
 #include "planner/resolver.hpp"
+#include "support/sanitized.hpp"
 
 using namespace capstan;
 using namespace capstan::planner;
@@ -182,6 +183,20 @@ TEST_CASE("where no layout divides the batch, a search names the nearest batches
   CHECK(found.batches == std::vector<int64_t>{510, 513});
   config.train.global_batch_size = 513;
   CHECK(search().tried > 0);
+}
+
+TEST_CASE("shipped layouts of models with experts are not far from the best of a search") {
+  for (const std::string& recipe : capstan::test::sampled<std::string>(
+           {"mixtral-8x7b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b",
+            "kimi-k2", "mixtral-8x22b", "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b",
+            "qwen3-235b-a22b"})) {
+    CAPTURE(recipe);
+    const Resolver resolve = resolver(recipe);
+    const Cluster cluster = read_cluster("h100");
+    const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+    REQUIRE_FALSE(found.layouts.empty());
+    CHECK(step_time(run_shape(*resolve({})), cluster).seconds < 1.5 * found.layouts.front().time.seconds);
+  }
 }
 
 TEST_CASE("every layout of a search of a model with experts is a recipe that fits, with what it names") {
