@@ -187,9 +187,7 @@ TEST_CASE("where no layout divides the batch, a search names the nearest batches
 
 TEST_CASE("shipped layouts of models with experts are not far from the best of a search") {
   for (const std::string& recipe : capstan::test::sampled<std::string>(
-           {"mixtral-8x7b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b",
-            "kimi-k2", "mixtral-8x22b", "moonlight-16b-a3b", "olmoe-1b-7b", "qwen3-30b-a3b",
-            "qwen3-235b-a22b"})) {
+           {"mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-120b", "qwen3-235b-a22b"})) {
     CAPTURE(recipe);
     const Resolver resolve = resolver(recipe);
     const Cluster cluster = read_cluster("h100");
