@@ -6,6 +6,7 @@
 #include "kernels/attention.hpp"
 
 #include "kernels/context_attention.hpp"
+#include "kernels/cuda/attention_by_cudnn.hpp"
 #include "kernels/cuda/attention_rows.hpp"
 #include "kernels/cuda/families.hpp"
 
@@ -49,6 +50,7 @@ AttentionBlock full_block(const AttentionShape& s) {
 void forward(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, Documents documents,
              const int64_t* dropout_rows, HeadsOut out, float* lse) {
   if (!supports(c, s, {q.data, k.data, v.data})) return;
+  if (run_by_cudnn(c, AttentionPass::forward, s, documents, {q, k, v, out}, lse)) return;
   ForwardCall f{.c = call_of(full_block(s), q, k, v, documents, dropout_rows), .out = out, .lse = lse};
   by_query_type(q.data.dtype, [&](auto type) { launch_forward<decltype(type)>(c, f); });
 }
@@ -59,8 +61,8 @@ void context_forward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn
       .c = call_of(a, q, k, v, documents, dropout_rows), .out = out, .lse = lse, .accumulate = accumulate};
   by_query_type(q.data.dtype, [&](auto type) { launch_forward<decltype(type)>(c, f); });
 }
-WorkspaceSize forward_workspace(AttentionShape, DType, int64_t) {
-  return {};
+WorkspaceSize forward_workspace(AttentionShape s, DType type, int64_t documents) {
+  return attention_workspace(AttentionPass::forward, s, type, documents, 0);
 }
 WorkspaceSize context_forward_workspace(AttentionBlock, int64_t) {
   return {};
@@ -171,8 +173,9 @@ void backward_of(Context& c, const AttentionBlock& a, const HeadsIn& q, const He
   launch_query_dots(c, b.c, out, dout, statistics.dots);
   by_query_type(q.data.dtype, [&](auto type) { launch_backward<decltype(type)>(c, b); });
 }
-WorkspaceSize backward_workspace(AttentionShape s, DType, int64_t) {
-  return StatisticsBytes(full_block(s)).workspace();
+WorkspaceSize backward_workspace(AttentionShape s, DType type, int64_t documents) {
+  const size_t own = StatisticsBytes(full_block(s)).workspace().shared;
+  return attention_workspace(AttentionPass::backward, s, type, documents, own);
 }
 void backward(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, HeadsIn out, const float* lse,
               HeadsIn dout, Documents documents, const int64_t* dropout_rows, HeadsOut dq, HeadsOut dk,
@@ -180,6 +183,7 @@ void backward(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, Hea
   if (!supports(c, s, {q.data, k.data, v.data, dout.data})) return;
   auto* const memory = workspace_of<std::byte>(c, backward_workspace(s, q.data.dtype, documents.count));
   if (!memory) return;
+  if (run_by_cudnn(c, AttentionPass::backward, s, documents, {q, k, v, out, dout, dq, dk, dv}, lse)) return;
   backward_of(c, full_block(s), q, k, v, out, lse, dout, documents, dropout_rows, false, dq, dk, dv, memory);
 }
 WorkspaceSize context_backward_workspace(AttentionBlock a, int64_t) {

@@ -375,12 +375,14 @@ struct ViewCase {
   AttentionShape a;
   kernels::HeadStrides q, kv, out;
   int64_t q_size, kv_size, out_size;
-  ViewCase(int64_t groups, int64_t per_group, int64_t qk, int64_t v, int64_t batch, int64_t seq)
+  // gap: in elements; every gap is a multiple of it.
+  ViewCase(int64_t groups, int64_t per_group, int64_t qk, int64_t v, int64_t batch, int64_t seq,
+           int64_t gap = 1)
       : a(attention_shape(groups, per_group, qk, batch, seq)) {
     a.v_dim = v;
-    q = {groups * per_group * qk + 3, qk, groups * qk};
-    kv = {groups * (qk + v + 1) + 5, qk + v + 1, 0};
-    out = {groups * per_group * (v + 2), per_group * (v + 2), v + 2};
+    q = {groups * per_group * qk + 3 * gap, qk, groups * qk};
+    kv = {groups * (qk + v + gap) + 5 * gap, qk + v + gap, 0};
+    out = {groups * per_group * (v + 2 * gap), per_group * (v + 2 * gap), v + 2 * gap};
     q_size = batch * seq * q.token;
     kv_size = batch * seq * kv.token;
     out_size = batch * seq * out.token;
@@ -523,4 +525,20 @@ TEST_CASE("generation with a cache on separate views; widths of queries and valu
                 attention_tolerance(type));
         }
       }
+}
+
+// At these sizes cuDNN computes on the GPUs of kernels/cuda/attention_choice.hpp, if the backend has it.
+TEST_CASE("attention of sequences as long as those of training") {
+  if (are_simulated()) return;
+  uint64_t seed = 1700;
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const auto [groups, per_group, d, seq, window] :
+         {std::array<int64_t, 5>{2, 1, 64, 512, 0}, {2, 2, 128, 512, 0}, {1, 2, 64, 640, 200}}) {
+      AttentionShape a = attention_shape(groups, per_group, d, 2, seq);
+      a.window = window;
+      if (runs_case(seed, 1)) check_attention(a, type, {}, seed);
+      ++seed;
+    }
+    check_views(ViewCase(2, 1, 192, 128, 1, 512, 8), type, {}, seed++);
+  }
 }
