@@ -61,6 +61,21 @@ RankParameters trained_parameters(const RunShape& s, int64_t pipeline_rank) {
 
 namespace {
 
+// Parameters of which a rank keeps a state that is sharded from a strategy on: all, or its part.
+double kept(const RunShape& s, const RankParameters& p, config::ShardingStrategy least) {
+  if (s.sharding < least) return p.total();
+  return p.dense / real(s.dense_shards()) + p.experts / real(s.expert_shards());
+}
+
+}  // namespace
+
+double updated_parameters(const RunShape& s, const RankParameters& trained) {
+  return kept(s, trained, config::ShardingStrategy::optim) /
+         (s.shards_over_instances ? real(s.instances) : 1);
+}
+
+namespace {
+
 // Bytes of one element of an input of a GEMM that a layer saves, for the gradient of the weight or of an
 // adapter.
 double saved_input(const RunShape& s, bool expert_layer, AdaptedLinear::Input input) {
@@ -317,18 +332,11 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   const RankParameters all = rank_parameters(s, rank), trained = trained_parameters(s, rank);
   MemoryShape m;
   using enum config::ShardingStrategy;
-  // Parameters of which a state is kept: replicated ones, or a rank's part of sharded ones.
-  const auto kept = [&](const RankParameters& p, config::ShardingStrategy least) {
-    if (s.sharding < least) return p.total();
-    return p.dense / real(s.dense_shards()) + p.experts / real(s.expert_shards());
-  };
-  const auto of = [&](config::ShardingStrategy least) { return kept(trained, least); };
-  // Of the optimizer, sharded over its instances or not.
-  const double updated = of(optim) / (s.shards_over_instances ? real(s.instances) : 1);
-  m.parameters = s.parameter_bytes * of(optim_grads_params);
-  if (s.adapters) m.parameters += frozen_bytes(s, rank, all) * kept(all, optim_grads_params);
+  const double updated = updated_parameters(s, trained);
+  m.parameters = s.parameter_bytes * kept(s, trained, optim_grads_params);
+  if (s.adapters) m.parameters += frozen_bytes(s, rank, all) * kept(s, all, optim_grads_params);
   m.parameters += code_bytes(s, rank);
-  m.gradients = s.gradient_bytes * of(optim_grads);
+  m.gradients = s.gradient_bytes * kept(s, trained, optim_grads);
   const double device = 1 - s.offloaded_state;
   m.main_parameters = device * s.main_bytes * updated;
   m.moments = device * s.moment_bytes * updated;

@@ -30,6 +30,9 @@ RankParameters rank_parameters(const RunShape& shape, int64_t pipeline_rank);
 // The trained ones: these, or beside frozen weights those of adapters.
 RankParameters trained_parameters(const RunShape& shape, int64_t pipeline_rank);
 
+// Those of which a rank updates the optimizer's state: all, or its part of sharded ones.
+double updated_parameters(const RunShape& shape, const RankParameters& trained);
+
 // Bytes that a layer keeps of one micro-batch for its backward pass, on one rank.
 double layer_activations(const RunShape& shape, bool expert_layer);
 

@@ -10,10 +10,7 @@
 namespace capstan::planner {
 
 double update_seconds(const RunShape& s, const Cluster& c, const RankParameters& trained) {
-  double parameters = trained.total();
-  if (s.sharding != config::ShardingStrategy::no_shard)
-    parameters = (trained.dense / real(s.dense_shards()) + trained.experts / real(s.expert_shards())) /
-                 real(s.shards_over_instances ? s.instances : 1);
+  const double parameters = updated_parameters(s, trained);
   // The gradient is read for the norm and for the update; the state is read and written.
   const double main = s.main_bytes > 0 ? 2 * s.main_bytes + s.parameter_bytes : 2 * s.parameter_bytes;
   const double norm = s.gradient_bytes, update = s.gradient_bytes + main + 2 * s.moment_bytes;
