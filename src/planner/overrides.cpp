@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked.hpp"
 #include "base/wording.hpp"
 #include "config/sections/batch_ramp.hpp"
 
@@ -13,19 +14,41 @@ bool divides_tensors(const RunShape& s, int64_t tp) {
          (!s.experts || s.experts->shared_ffn % tp == 0);
 }
 
-bool divide_layers(RunShape& s) {
+namespace {
+
+// How layers are divided over stages: evenly; with the embedding and the output layer as one more each; or
+// the same number for all stages but the last, which has fewer.
+enum class Division : uint8_t { none, even, with_ends, short_last };
+Division division_of(const RunShape& s) {
   const int64_t stages = s.pp * s.vpp;
-  if (s.layers % stages == 0) {
-    split_evenly(s);
-    return true;
-  }
-  if (s.pp == 1 || (s.layers + 2) % stages != 0 || s.layers + 2 == stages) return false;
+  if (s.layers % stages == 0) return Division::even;
+  if (s.pp == 1) return Division::none;
+  if ((s.layers + 2) % stages == 0 && s.layers + 2 != stages) return Division::with_ends;
+  const bool has_rest = s.layers > (stages - 1) * ceil_div(s.layers, stages);
+  return s.vpp == 1 && has_rest ? Division::short_last : Division::none;
+}
+
+int64_t short_last_stage(const RunShape& s) {
+  return s.layers - (s.pp - 1) * ceil_div(s.layers, s.pp);
+}
+
+}  // namespace
+
+bool divide_layers(RunShape& s) {
+  const Division division = division_of(s);
+  if (division == Division::none) return false;
+  // As many layers as all stages have room for, of which the ends have fewer.
   RunShape longer = s;
-  longer.layers += 2;
+  if (division == Division::with_ends) longer.layers += 2;
+  if (division == Division::short_last) longer.layers = s.pp * ceil_div(s.layers, s.pp);
   split_evenly(longer);
   s.stages = std::move(longer.stages), s.stage_ranks = std::move(longer.stage_ranks);
-  for (StageShape* stage : {&s.stages.front(), &s.stages.back()})
-    --(stage->dense_layers > 0 ? stage->dense_layers : stage->expert_layers);
+  const auto drop = [](StageShape& stage, int64_t layers) {
+    const int64_t dense = std::min(layers, stage.dense_layers);
+    stage.dense_layers -= dense, stage.expert_layers -= layers - dense;
+  };
+  if (division == Division::with_ends) drop(s.stages.front(), 1), drop(s.stages.back(), 1);
+  if (division == Division::short_last) drop(s.stages.back(), longer.layers - s.layers);
   return true;
 }
 
@@ -93,10 +116,13 @@ void add_layout(Words& words, const RunShape& base, const RunShape& s) {
       (s.schedule != default_schedule(s.vpp) || base.schedule != default_schedule(base.vpp)))
     words.push_back("dist.pipeline_schedule=" + std::string(config::enum_name(s.schedule)));
   const bool same_stages = base.pp == s.pp && base.vpp == s.vpp;
-  if (s.pp > 1 && s.layers % (s.pp * s.vpp) != 0 && !same_stages) {
+  const Division division = same_stages ? Division::none : division_of(s);
+  if (division == Division::with_ends) {
     words.emplace_back("dist.account_for_embedding_in_pipeline_split=true");
     words.emplace_back("dist.account_for_loss_in_pipeline_split=true");
   }
+  if (division == Division::short_last)
+    words.push_back("dist.num_layers_in_last_pipeline_stage=" + std::to_string(short_last_stage(s)));
   add_number(words, "dist.cp=", base.cp, s.cp);
   if (s.experts) {
     add_number(words, "dist.ep=", base.ep, s.ep);
@@ -177,6 +203,7 @@ std::optional<config::Config> legal_recipe(const Resolver& resolve, std::vector<
                                            int64_t global_batch) {
   std::vector<Words> further = {{},
                                 {"dist.pipeline_model_parallel_layout=null"},
+                                {"dist.num_layers_in_last_pipeline_stage=null"},
                                 {"dist.account_for_embedding_in_pipeline_split=false",
                                  "dist.account_for_loss_in_pipeline_split=false"}};
   // A recipe may write down the schedule that it would have anyway.

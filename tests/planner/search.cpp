@@ -175,13 +175,13 @@ TEST_CASE("a search finds the fastest of all layouts of a small grid") {
 TEST_CASE("where no layout divides the batch, a search names the nearest batches that one divides") {
   const Resolver resolve = resolver("llama3-70b");
   config::Config config = *resolve({});
-  config.dist.world_size = 48;
+  config.dist.world_size = 97;
   const auto search = [&] { return search_layouts(config, read_cluster("h100"), resolve); };
-  // Three divides neither heads nor layers nor the sequence: it is left to data parallelism.
+  // A prime above the number of layers is left to data parallelism.
   const SearchResult found = search();
   CHECK(found.tried == 0);
-  CHECK(found.batches == std::vector<int64_t>{510, 513});
-  config.train.global_batch_size = 513;
+  CHECK(found.batches == std::vector<int64_t>{485, 582});
+  config.train.global_batch_size = 582;
   CHECK(search().tried > 0);
 }
 
@@ -195,6 +195,30 @@ TEST_CASE("shipped layouts of models with experts are not far from the best of a
     REQUIRE_FALSE(found.layouts.empty());
     CHECK(step_time(run_shape(*resolve({})), cluster).seconds < 1.5 * found.layouts.front().time.seconds);
   }
+}
+
+TEST_CASE("a search divides 61 layers over pipelines whose last stage has fewer") {
+  const Resolver resolve = resolver("deepseek-v3");
+  const Cluster cluster = read_cluster("h100");
+  const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+  int pipelines = 0;
+  for (const Layout& one : found.layouts) {
+    const auto config = resolve(one.overrides);
+    REQUIRE(config);
+    const RunShape shape = run_shape(*config);
+    CHECK(step_time(shape, cluster).seconds == doctest::Approx(one.time.seconds));
+    pipelines += shape.pp > 1 ? 1 : 0;
+  }
+  CHECK(pipelines > 2);
+  // The recipe's pipeline is another one.
+  const RunShape base = run_shape(*resolve({"dist.pp=8", "dist.num_layers_in_last_pipeline_stage=5"}));
+  RunShape sixteen = base;
+  sixteen.pp = sixteen.group = 16, sixteen.dp = base.dp / 2;
+  REQUIRE(divide_layers(sixteen));
+  CHECK(sixteen.stages.front().layers() == 4);
+  CHECK(sixteen.stages.back().layers() == 1);
+  CHECK(overrides_of(base, sixteen) ==
+        std::vector<std::string>{"dist.pp=16", "dist.num_layers_in_last_pipeline_stage=1"});
 }
 
 TEST_CASE("every layout of a search of a model with experts is a recipe that fits, with what it names") {
