@@ -89,9 +89,9 @@ struct CacheLines {
   bool operator==(const CacheLines&) const { return true; }
 };
 
-// An fp32, bf16 or fp16 array with sentinel elements after it, which find a kernel that writes past its end.
-// It begins with a cache line (`aligned`), else 16 bytes after one. rounded(): the values that the kernel
-// reads, as doubles.
+// An fp32, bf16, fp16 or u8 array with sentinel elements after it, which find a kernel that writes past its
+// end. It begins with a cache line (`aligned`), else 16 bytes after one. rounded(): the values that the
+// kernel reads, as doubles.
 class Array {
  public:
   using Bytes = std::vector<char, CacheLines<char>>;
@@ -99,7 +99,7 @@ class Array {
   Array(DType dtype, const Vec<double>& values, bool aligned = false)
       : dtype_(dtype), n_(values.size()), shift_(aligned ? 0 : 16) {
     bytes_.resize(shift_ + (n_ + kSentinels) * static_cast<size_t>(size_of(dtype)));
-    for (size_t i = 0; i < n_ + kSentinels; ++i) set(i, i < n_ ? values[i] : kSentinel);
+    for (size_t i = 0; i < n_ + kSentinels; ++i) set(i, i < n_ ? values[i] : sentinel());
   }
   static Array zeros(DType dtype, int64_t n, double value = 0) {
     return {dtype, Vec<double>(static_cast<size_t>(n), value)};
@@ -107,6 +107,7 @@ class Array {
   operator kernels::In() const { return n_ ? kernels::In{data(), dtype_} : kernels::In{}; }  // NOLINT
   kernels::Out out() { return n_ ? kernels::Out{data(), dtype_} : kernels::Out{}; }
   float* f32() { return n_ ? reinterpret_cast<float*>(data()) : nullptr; }
+  void* memory() { return n_ ? data() : nullptr; }
   Vec<double> rounded() const {
     Vec<double> values(n_);
     for (size_t i = 0; i < n_; ++i) values[i] = get(i);
@@ -115,14 +116,14 @@ class Array {
   const Bytes& bytes() const { return bytes_; }
   bool sentinels_intact() const {
     for (size_t i = n_; i < n_ + kSentinels; ++i)
-      if (get(i) != kSentinel) return false;
+      if (get(i) != sentinel()) return false;
     return true;
   }
 
  private:
   static constexpr size_t kSentinels = 64;
-  // Exact in bf16 and fp16.
-  static constexpr double kSentinel = 768;
+  // Exact in bf16 and fp16, or in a byte.
+  double sentinel() const { return dtype_ == DType::u8 ? 0xA5 : 768; }
   char* data() { return bytes_.data() + shift_; }
   const char* data() const { return bytes_.data() + shift_; }
   void set(size_t i, double v) {
@@ -130,12 +131,15 @@ class Array {
       reinterpret_cast<float*>(data())[i] = static_cast<float>(v);
     else if (dtype_ == DType::bf16)
       reinterpret_cast<bf16*>(data())[i] = bf16(static_cast<float>(v));
+    else if (dtype_ == DType::u8)
+      reinterpret_cast<uint8_t*>(data())[i] = static_cast<uint8_t>(v);
     else
       reinterpret_cast<f16*>(data())[i] = f16(static_cast<float>(v));
   }
   double get(size_t i) const {
     if (dtype_ == DType::f32) return reinterpret_cast<const float*>(data())[i];
     if (dtype_ == DType::bf16) return static_cast<float>(reinterpret_cast<const bf16*>(data())[i]);
+    if (dtype_ == DType::u8) return reinterpret_cast<const uint8_t*>(data())[i];
     return static_cast<float>(reinterpret_cast<const f16*>(data())[i]);
   }
   DType dtype_ = DType::f32;
