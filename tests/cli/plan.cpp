@@ -85,7 +85,7 @@ TEST_CASE("a plan for GPUs with another memory lists the changes after which it 
   const auto little = run({"plan", "llama3-8b", "--gpu-memory", "2GB"});
   CHECK(little.code == 2);
   CHECK(holds(little.err, "--gpu-memory 2GB is not more than the 3.00 GiB that CUDA, NCCL and the driver"));
-  CHECK(holds(little.err, "help: give more, such as 80.0 GiB"));
+  CHECK(holds(little.err, "help: give more, such as 79.6 GiB"));
   const auto fraction = run({"plan", "llama3-8b", "--gpu-memory", "3.1GiB"});
   CHECK(fraction.code == 2);
   CHECK(holds(fraction.err, "help: use a smaller unit"));
