@@ -93,6 +93,7 @@ tests() { # PRESET [ctest arguments]
   while read -r name; do
     case "$name" in
       *_gpu | cuda_kernels) not_run+=("$preset: $name: this machine has no NVIDIA GPU") ;;
+      *_several_gpus*) not_run+=("$preset: $name: this machine has fewer than two NVIDIA GPUs") ;;
       *) not_run+=("$preset: $name: this machine lacks the instructions") ;;
     esac
   done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
@@ -182,8 +183,10 @@ if [ "$full" = yes ]; then
   stage "tests on a GPU"
   if nvidia-smi -L >/dev/null 2>&1; then
     status=0
-    scripts/gpu_check.sh build tests || status=$?
-    result "scripts/gpu_check.sh build tests (see build/gpu-check)" "$status"
+    scripts/gpu_check.sh build tests ranks | tee "$logs/gpu.txt" || status=$?
+    result "scripts/gpu_check.sh build tests ranks (see build/gpu-check)" "$status"
+    while read -r line; do not_run+=("cuda: $line"); done < <(
+      sed -nE 's/^([a-z]+) +[0-9]+ s  not run: (.*)$/\1: \2/p' "$logs/gpu.txt")
   else
     not_run+=("cuda: ctest -L cuda: this machine has no NVIDIA GPU")
   fi

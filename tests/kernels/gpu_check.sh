@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+# scripts/gpu_check.sh with programs that only print: each stage passes once, and fails where a test is
+# skipped, a run lacks its losses, memory is not as estimated, a figure cannot be read or a tool finds an
+# error.
+#
+#   gpu_check.sh SOURCES SCRATCH
+set -euo pipefail
+sources=$1 scratch=$2
+rm -rf "$scratch"
+mkdir -p "$scratch/scripts" "$scratch/kernels" "$scratch/build/cuda" "$scratch/bin"
+cp "$sources/scripts/gpu_check.sh" "$scratch/scripts"
+cp "$sources/kernels/CMakeLists.txt" "$scratch/kernels"
+cd "$scratch"
+touch build/cuda/libcapstan_cuda.so
+
+program() { cat >"$1"; chmod +x "$1"; }
+program bin/nvidia-smi <<'NVIDIA'
+#!/usr/bin/env bash
+for ((gpu = 0; gpu < ${FAKE_GPUS:-1}; ++gpu)); do echo "GPU $gpu: a stand-in (UUID: GPU-0)"; done
+NVIDIA
+# As the tests of a GPU: 77 where they cannot run.
+program build/cuda/test_one <<'TEST'
+#!/usr/bin/env bash
+echo "not run: no NVIDIA driver is installed"
+exit "${FAKE_TEST:-0}"
+TEST
+program build/cuda/test_cuda_kernels <<'TEST'
+#!/usr/bin/env bash
+echo "[doctest] test cases: ${FAKE_CASES:-3} | ${FAKE_CASES:-3} passed | 0 failed | 90 skipped"
+TEST
+program bin/compute-sanitizer <<'SANITIZER'
+#!/usr/bin/env bash
+[[ "$*" == *"--error-exitcode 9 build/cuda/test_cuda_kernels --source-file="* ]] || exit 2
+build/cuda/test_cuda_kernels
+[ "$2" = racecheck ] && hazards='RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'
+echo "========= ${FAKE_SUMMARY-${hazards:-ERROR SUMMARY: 0 errors}}"
+SANITIZER
+for number in 1 2; do
+  echo "add_test(one_gpu$number $PWD/build/cuda/test_one)"
+  [ "$number" = 2 ] && labels='cuda;several_gpus' || labels=cuda
+  echo "set_tests_properties(one_gpu$number PROPERTIES LABELS \"$labels\" SKIP_RETURN_CODE 77)"
+done >build/cuda/CTestTestfile.cmake
+# capstan train, bench and trace. FAKE_…: what to do wrong.
+program build/cuda/capstan <<'CAPSTAN'
+#!/usr/bin/env bash
+echo "capstan $*" >>commands.txt
+command=$1 device=cpu name=none run='' ranks=1 first=1 last=40
+if [ "$command" = bench ]; then
+  [[ "$*" == *--json* ]] || exit 0
+  cat <<JSON
+{
+  "kernels": [
+    {
+      "name": "gpt2-124m norm forward",
+      "rate": 68.83,
+      "unit": "GB/s",
+      "fraction_of_peak": 1.39
+    },
+    {
+      "name": "llama3-8b attention forward",
+      "rate": ${FAKE_ATTENTION-330000.5},
+      "unit": "GFLOP/s",
+      "fraction_of_peak": 0.45
+    },
+    {
+      "name": "llama3-8b ${FAKE_BACKWARD:-attention backward}",
+      "rate": 299999,
+      "unit": "GFLOP/s",
+      "fraction_of_peak": 0.40
+    },
+    {
+      "name": "llama3-8b quantize to fp8, and its transpose",
+      "rate": 3200.5,
+      "unit": "GB/s",
+      "fraction_of_peak": 0.8501
+    },
+    {
+      "name": "llama3-8b mlp up forward",
+      "rate": 600000,
+      "unit": "GFLOP/s",
+      "fraction_of_peak": 0.9
+    }
+  ],
+  "step": {
+    "fraction_of_peak": 0.3
+  }
+}
+JSON
+  exit
+fi
+[ "$command" = train ] || exit 0
+while [ $# -gt 0 ]; do
+  case "$1" in
+    train.device=*) device=${1#*=} ;;
+    --run-dir) run=$2 name=$(basename "$2") ;;
+    --nproc) ranks=$2 ;;
+    --resume) first=21 ;;
+    train.exit_interval=*) last=${1#*=} ;;
+    train.train_iters=*) last=${1#*=} ;;
+  esac
+  shift
+done
+[ "$ranks" = 1 ] || echo "${FAKE_TRANSPORT-transfers between GPUs by NCCL 2.28.9}"
+mkdir -p "$run"
+for ((step = first; step <= last; ++step)); do
+  [ "$device.$step" = "${FAKE_MISSING:-}" ] && continue
+  loss=9.0$step speed=150000
+  [ "$name" = "${FAKE_OTHER_LOSS:-}" ] && [ "$step" = 30 ] && loss=9.1
+  [ "$name" = "${FAKE_NO_SPEED:-}" ] && speed=null
+  [ "$name" = full-8b ] && speed=12000
+  echo "{\"step\": $step, \"loss\": $loss, \"step_loss\": 1, \"tokens_per_second\": $speed, \"x\": 1}"
+  if [ "$step" = 3 ] && [ -z "${FAKE_NO_MEMORY:-}" ]; then
+    echo "{\"step\": 3, \"event\": \"estimate\", \"memory_bytes\": 1000000," \
+      "\"memory_estimated_bytes\": ${FAKE_ESTIMATED:-1019999}, \"step_seconds\": 1}"
+  fi
+done >>"$run/metrics.jsonl"
+[ "$name" != "${FAKE_FAILING:-}" ]
+CAPSTAN
+
+failed=0
+check() { # WHAT STATUS TEXT STAGE [arguments]; a clean directory of results
+  local what=$1 expected=$2 text=$3 output status=0
+  shift 3
+  rm -rf results commands.txt
+  output=$(PATH="$PWD/bin:$PATH" scripts/gpu_check.sh --out results "$@" 2>&1) || status=$?
+  output+=$(cat "results/$1.txt" results/figures.txt 2>/dev/null || true)
+  if [ "$status" -ne "$expected" ] || [[ "$output" != *"$text"* ]]; then
+    echo "FAILED: $what: status $status, not $expected, or no '$text' in: ${output: -3000}"
+    failed=1
+  fi
+}
+stored() { find results/passed -type f | wc -l; }
+
+check "tests" 0 "100% tests passed" tests
+[ "$(stored)" -eq 1 ] || { echo "FAILED: a test that has passed is not stored"; failed=1; }
+FAKE_TEST=77 check "a skipped test" 1 "one_gpu1 was skipped: no NVIDIA driver is installed" tests
+[ ! -e results/passed ] || { echo "FAILED: a skipped test is stored as passed"; failed=1; }
+FAKE_TEST=1 check "a failing test" 1 "0% tests passed" tests
+mv build/cuda/CTestTestfile.cmake tests.cmake
+check "no tests" 1 "no tests with the label cuda" tests
+mv tests.cmake build/cuda/CTestTestfile.cmake
+
+for tool in memcheck racecheck synccheck; do
+  check "$tool" 0 "SUMMARY: 0" "$tool"
+  [ -e "results/passed/$(ls results/passed)/$tool.quantize_launches" ] ||
+    { echo "FAILED: $tool has not run quantize_launches.cpp"; failed=1; }
+  FAKE_CASES=0 check "$tool without cases" 1 "$tool: no case of quantize_launches.cpp has run" "$tool"
+  FAKE_SUMMARY='ERROR SUMMARY: 1 error' check "an error of $tool" 1 "no report without errors" "$tool"
+  FAKE_SUMMARY='' check "no report of $tool" 1 "no report without errors" "$tool"
+done
+
+check "training" 0 "40 losses of 40; largest relative difference: 0, at most 0" training
+FAKE_OTHER_LOSS=gpu check "a loss other than the CPU's" 1 "difference: 0.0" training
+FAKE_OTHER_LOSS=resumed check "a loss other than that of the resumed run" 1 "at most 0" training
+FAKE_MISSING=cuda.12 check "a missing loss" 1 "39 losses of 40" training
+FAKE_FAILING=gpu check "a run that fails" 1 "" training
+FAKE_NO_MEMORY=1 check "no row of memory" 1 "gpu: no row with measured and estimated memory" training
+FAKE_ESTIMATED=1020001 check "memory above 2 %" 1 "gpu: 1000000 bytes reserved, 1020001 estimated" training
+FAKE_ESTIMATED=979999 check "memory below 2 %" 1 "-2.00 %" training
+
+FAKE_GPUS=1 check "one GPU" 77 "not run: one GPU" ranks
+[ ! -e commands.txt ] || { echo "FAILED: ranks on one GPU have run"; failed=1; }
+FAKE_GPUS=1 check "one GPU, and another stage" 0 "ranks         0 s  not run: one GPU" tests ranks
+FAKE_GPUS=4 CUDA_VISIBLE_DEVICES=2 check "one GPU that is visible" 77 "not run: one GPU" ranks
+FAKE_GPUS=2 check "ranks" 0 "40 losses of 40" ranks
+grep -q -- '--nproc 2' commands.txt || { echo "FAILED: no run of two ranks"; failed=1; }
+FAKE_GPUS=2 FAKE_TEST=77 check "a skipped test of ranks" 1 "one_gpu2 was skipped" ranks
+FAKE_GPUS=2 FAKE_OTHER_LOSS=two check "another loss of two ranks" 1 "difference: 0.0" ranks
+FAKE_GPUS=2 FAKE_TRANSPORT='through host memory' check "ranks without NCCL" 1 "did not transfer by NCCL" ranks
+
+check "bench" 0 $'llama3-8b attention forward, TFLOP/s\t330\t320\t1.031\tmet' bench
+check "a goal that is missed" 0 $'llama3-8b attention backward, TFLOP/s\t299.999\t300\t1.000\tmissed' bench
+check "a fraction" 0 $'its transpose, fraction of copy bandwidth\t0.8501\t0.85\t1.000\tmet' bench
+[ "$(wc -l <results/figures.txt)" -eq 3 ] || { echo "FAILED: other figures than three"; failed=1; }
+echo 'CAPSTAN_CUDNN:BOOL=ON' >build/cuda/CMakeCache.txt
+check "attention of cuDNN" 0 $'llama3-8b attention forward, TFLOP/s\t330\t600\t0.550\tmissed' bench
+echo 'CAPSTAN_CUDNN:BOOL=OFF' >build/cuda/CMakeCache.txt
+check "own attention" 0 $'llama3-8b attention forward, TFLOP/s\t330\t320\t1.031\tmet' bench
+FAKE_ATTENTION=null check "a figure that cannot be read" 1 "could not be read: llama3-8b attention" bench
+FAKE_BACKWARD=other check "a figure that is missing" 1 "no figures of attention" bench
+
+check "recipes" 0 $'lora-8b, tokens/s\t150000\t13000\t11.538\tmet' recipes
+check "a recipe below its goal" 0 $'full-8b, tokens/s\t12000\t12500\t0.960\tmissed' recipes
+check "fp8" 0 $'full-8b-fp8, tokens/s of full-8b\t12.5\t1.15\t10.870\tmet' recipes
+FAKE_NO_SPEED=full-0.5b check "no tokens/s" 1 "could not be read: full-0.5b, tokens/s" recipes
+FAKE_FAILING=lora-8b check "a recipe that fails" 1 "" recipes
+FAKE_ESTIMATED=1 check "memory of a recipe" 1 "lora-8b: 1000000 bytes reserved, 1 estimated" recipes
+
+# A second run leaves out what has passed, and reads its figures again.
+check "recipes" 0 "" recipes
+rm results/figures.txt commands.txt
+PATH="$PWD/bin:$PATH" scripts/gpu_check.sh --out results recipes >/dev/null
+[ ! -e commands.txt ] || { echo "FAILED: recipes that have passed run again"; failed=1; }
+[ "$(wc -l <results/figures.txt)" -eq 4 ] || { echo "FAILED: figures of an earlier run are lost"; failed=1; }
+
+# A test that was linked again runs again.
+again() { PATH="$PWD/bin:$PATH" scripts/gpu_check.sh --out results tests >/dev/null; }
+check "tests" 0 "" tests
+again
+grep -q 'test.one_gpu1: passed before' results/tests.txt || { echo "FAILED: a test runs twice"; failed=1; }
+touch -d '1 hour' build/cuda/test_one
+again
+[ "$(grep -c '100% tests passed' results/tests.txt)" -eq 2 ] ||
+  { echo "FAILED: a test that was linked again does not run again"; failed=1; }
+
+rm bin/nvidia-smi
+printf '#!/bin/sh\nexit 9\n' | program bin/nvidia-smi
+check "no GPU" 77 "nvidia-smi shows no GPU" tests
+exit "$failed"
