@@ -15,7 +15,7 @@ namespace capstan::test {
 // tests/support/gpu.cpp, in programs that have cases of the GPU.
 [[gnu::weak]] bool runs_on_gpu();
 [[gnu::weak]] std::string gpu_problem();
-// tests/kernels/gpu_table.cpp, all of whose cases are of the GPU.
+// tests/kernels/gpu_table.cpp and tests/support/several_gpus.cpp, all of whose cases are of the GPU.
 [[gnu::weak]] int run_cases(doctest::Context& context);
 
 constinit const char* const kSourceDirectory = CAPSTAN_SOURCE_DIR;
@@ -45,6 +45,34 @@ std::string missing_features() {
   return missing;
 }
 
+int cases_begun = 0;
+struct CaseCounter final : doctest::IReporter {
+  explicit CaseCounter(const doctest::ContextOptions&) {}
+  void report_query(const doctest::QueryData&) override {}
+  void test_run_start() override {}
+  void test_run_end(const doctest::TestRunStats&) override {}
+  void test_case_start(const doctest::TestCaseData&) override { ++cases_begun; }
+  void test_case_reenter(const doctest::TestCaseData&) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats&) override {}
+  void test_case_exception(const doctest::TestCaseException&) override {}
+  void subcase_start(const doctest::SubcaseSignature&) override {}
+  void subcase_end() override {}
+  void log_assert(const doctest::AssertData&) override {}
+  void log_message(const doctest::MessageData&) override {}
+  void test_case_skipped(const doctest::TestCaseData&) override {}
+};
+REGISTER_LISTENER("count_cases", 2, CaseCounter);
+
+// The cases of a GPU: a test without any has checked nothing.
+int run_gpu_cases(doctest::Context& context) {
+  const bool has_others = !capstan::test::run_cases;
+  if (has_others) context.addFilter("test-case", "*<capstan::test::Cuda>*,*every device*");
+  const int failed = has_others ? context.run() : capstan::test::run_cases(context);
+  if (context.shouldExit() || cases_begun > 0) return failed;
+  std::puts("no case has run on the GPU");
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -60,9 +88,8 @@ int main(int argc, char** argv) {
       std::printf("not run: %s\n", problem.c_str());
       return 77;
     }
-    if (capstan::test::run_cases) return capstan::test::run_cases(context);
-    if (on_gpu) context.addFilter("test-case", "*<capstan::test::Cuda>*,*every device*");
-    if (!on_gpu) context.addFilter("test-case-exclude", "*<capstan::test::Cuda>*");
+    if (on_gpu) return run_gpu_cases(context);
+    context.addFilter("test-case-exclude", "*<capstan::test::Cuda>*");
   }
   return context.run();
 }

@@ -320,7 +320,7 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
                   Error);  // 29 learned positions
 }
 
-TEST_CASE("a generation needs no value of the host from one token to the next") {
+TEST_CASE("a generation on every device needs no value of the host from one token to the next") {
   for (const config::ModelConfig& c : {tiny_gpt2(), tiny_llama()}) {
     const auto model = models::build(c);
     const kernels::SamplingOptions sampling{.temperature = 0.8, .top_k = 40, .top_p = 0.95, .seed = 3};

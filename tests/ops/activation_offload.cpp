@@ -135,7 +135,8 @@ TEST_CASE_TEMPLATE("host buffers are used again, by the smallest layer that fits
   CHECK(host() > one);
 }
 
-TEST_CASE("the next step writes a host buffer after the fetch of the step before it has read it") {
+TEST_CASE(
+    "on every device the next step writes a host buffer after the fetch of the step before has read it") {
   const auto expected = two_layers(*test::Cpu::make(1), 3);
   test::on_every_device([&](Device& device) { CHECK(two_layers(device, 3) == expected); });
 }

@@ -92,6 +92,10 @@ bool multiplies([[maybe_unused]] std::string_view precision) {
 #else
 #define EVERY_DEVICE CPU_KERNEL_DEVICES, ::capstan::test::Simulated GPU_DEVICES
 #endif
+// Devices with the CUDA kernels, and those with memory of their own. Under sanitizers too: a case may leave
+// out the simulation there.
+#define CUDA_KERNEL_DEVICES ::capstan::test::Simulated GPU_DEVICES
+#define OWN_MEMORY_DEVICES ::capstan::test::Checked, CUDA_KERNEL_DEVICES
 
 constexpr bool has_cuda_kernels(DeviceType type) {
   return type == DeviceType::simulated || type == DeviceType::cuda;

@@ -256,7 +256,7 @@ TEST_CASE("every way in which the host waits for a device counts, and nothing el
   }
 }
 
-TEST_CASE("pinned memory is counted as memory of the host, on every device") {
+TEST_CASE("pinned memory is counted as memory of the host") {
   for (const auto& device :
        {make_cpu_device(no_table(), 1), make_checked_device(no_table(), 1), make_meta_device(no_table())}) {
     const int64_t total = device->host_memory().total();

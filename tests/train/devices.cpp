@@ -116,7 +116,7 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
 
 }  // namespace
 
-TEST_CASE("a run, its resume, its text and its loss are the same on every device") {
+TEST_CASE("a run, its resume, its text and its loss are the same on the checked device as on the CPU") {
   const fs::path root = fs::temp_directory_path() / ("capstan-devices-" + std::to_string(::getpid()));
   const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
   CHECK(cpu.full.size() == 8);  // six steps, two validations
@@ -131,12 +131,13 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
   fs::remove_all(root);
 }
 
-TEST_CASE("the simulated device: a resume, asynchronous saves and generation, near the numbers of the CPU") {
-  const fs::path root = fs::temp_directory_path() / ("capstan-simulated-" + std::to_string(::getpid()));
+TEST_CASE_TEMPLATE("CUDA kernels: a resume, asynchronous saves and generation, near the numbers of the CPU",
+                   D, CUDA_KERNEL_DEVICES) {
+  const fs::path root = fs::temp_directory_path() / ("capstan-cuda-kernels-" + std::to_string(::getpid()));
   const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
-  const Result saving = run_on(DeviceType::simulated, true, root / "async");
+  const Result saving = run_on(D::type, true, root / "async");
   // A sanitizer build takes one kind of save.
-  const Result plain = test::kSanitized ? saving : run_on(DeviceType::simulated, false, root / "plain");
+  const Result plain = test::kSanitized ? saving : run_on(D::type, false, root / "plain");
   CHECK(plain.full.size() == cpu.full.size());
   CHECK(plain.resumed == plain.full);
   CHECK(saving.full == plain.full);

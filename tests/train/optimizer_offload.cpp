@@ -8,6 +8,7 @@
 
 #include "checkpoint/reader.hpp"
 #include "comm/reduce.hpp"
+#include "support/devices.hpp"
 #include "support/errors.hpp"
 #include "support/preset_recipe.hpp"
 #include "support/running.hpp"
@@ -260,16 +261,20 @@ TEST_CASE("a parameter in a file that is not finite is named") {
   CHECK(test::holds(error, "parameter `" + parameter + "` itself is not finite"));
 }
 
-TEST_CASE("the CPU's and the CUDA kernels update parts of one bucket") {
+TEST_CASE_TEMPLATE("the CPU's and the CUDA kernels update parts of one bucket", D, CUDA_KERNEL_DEVICES) {
   if (test::kSanitized || world().size() > 1) return;
-  const config::Config config = test::resolve_preset<test::Simulated>("bf16_mixed", kBuckets);
-  const Trained expected = run_steps(config, 2), found = run_steps(offloaded(config, 0.3), 2);
-  CHECK(found.offloaded > 0);
-  CHECK(found.numbers[0] == expected.numbers[0]);
-  for (size_t i = 0; i < found.numbers.size(); ++i)
-    CHECK(found.numbers[i] == doctest::Approx(expected.numbers[i]).epsilon(test::kOtherKernels));
-  for (size_t i = 0; i < found.state[0].size(); ++i)
-    REQUIRE(found.state[0][i] == doctest::Approx(expected.state[0][i]).epsilon(1e-3));
+  const test::SharedDirectory files;
+  const config::Config config = test::resolve_preset<D>("bf16_mixed", kBuckets);
+  const Trained expected = run_steps(config, 2);
+  for (const config::Config& other : {offloaded(config, 0.3), in_files(config, 0.6, files.path())}) {
+    const Trained found = run_steps(other, 2);
+    CHECK(found.offloaded > 0);
+    CHECK(found.numbers[0] == expected.numbers[0]);
+    for (size_t i = 0; i < found.numbers.size(); ++i)
+      CHECK(found.numbers[i] == doctest::Approx(expected.numbers[i]).epsilon(test::kOtherKernels));
+    for (size_t i = 0; i < found.state[0].size(); ++i)
+      REQUIRE(found.state[0][i] == doctest::Approx(expected.state[0][i]).epsilon(1e-3));
+  }
 }
 
 TEST_CASE("a fraction of 0 offloads nothing, and an odd one complete blocks of fp8 moments") {
@@ -401,18 +406,21 @@ TEST_CASE("with state in files the host's memory stays below a cap that state in
   }
 }
 
-TEST_CASE("device and pinned memory of offloaded state are estimated within 2 %") {
-  if (world().size() > 1) return;
+TEST_CASE_TEMPLATE("device and pinned memory of offloaded state are estimated within 2 %", D,
+                   OWN_MEMORY_DEVICES) {
+  if (world().size() > 1 || (D::kSlow && test::kSanitized)) return;
   constexpr auto kMain = static_cast<size_t>(MemoryCategory::main_parameters),
                  kMoments = static_cast<size_t>(MemoryCategory::moments),
                  kGradients = static_cast<size_t>(MemoryCategory::gradients),
                  kParameters = static_cast<size_t>(MemoryCategory::parameters);
   for (const Variant& variant : variants()) {
-    if (test::kSanitized && &variant != &variants()[0]) continue;
+    const bool first = &variant == &variants()[0], fp8_moments = &variant == &variants()[5];
+    if (!first && (test::kSanitized || (D::kSlow && !fp8_moments))) continue;
+    if (std::ranges::count(variant.overrides, "mixed_precision.fp8=hybrid") && !test::multiplies<D>("fp8"))
+      continue;
     CAPTURE(std::string(variant.preset));
     CAPTURE(variant.overrides);
-    const config::Config config =
-        test::resolve_preset<test::Checked>(variant.preset, with(kBuckets, variant.overrides));
+    const config::Config config = test::resolve_preset<D>(variant.preset, with(kBuckets, variant.overrides));
     for (const double fraction : {0.3, 1.0}) {
       CAPTURE(fraction);
       const StepEstimate estimate = estimate_step(offloaded(config, fraction));
@@ -429,11 +437,11 @@ TEST_CASE("device and pinned memory of offloaded state are estimated within 2 %"
   }
 }
 
-TEST_CASE("the device's memory falls by the state that is offloaded") {
-  if (world().size() > 1) return;
+TEST_CASE_TEMPLATE("the device's memory falls by the state that is offloaded", D, OWN_MEMORY_DEVICES) {
+  if (world().size() > 1 || (D::kSlow && test::kSanitized)) return;
   for (const char* preset : {"bf16_mixed", "fp32"}) {
     const config::Config config =
-        test::resolve_preset<test::Checked>(preset, {"model.hidden_size=96", "model.vocab_size=4000"});
+        test::resolve_preset<D>(preset, {"model.hidden_size=96", "model.vocab_size=4000"});
     const Trained expected = run_steps(config, 1);
     for (const double fraction : {0.5, 1.0}) {
       const Trained found = run_steps(offloaded(config, fraction), 1);

@@ -1,6 +1,7 @@
-// QLoRA below the recipe: what weights in 4 bits take, and that every device gives the same bits beside them.
+// QLoRA below the recipe: what weights in 4 bits take, and what devices compute beside them.
 #include <doctest/doctest.h>
 
+#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/running.hpp"
 #include "support/tiny.hpp"
@@ -51,17 +52,19 @@ TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time i
   }
 }
 
-TEST_CASE(
-    "beside weights in 4 bits every device gives the same losses, near those beside the weights themselves") {
+TEST_CASE_TEMPLATE(
+    "beside weights in 4 bits the losses are those of the CPU, near those beside the weights themselves", D,
+    EVERY_DEVICE) {
+  const int64_t steps = D::kSlow ? 1 : 4;
   for (const bool llama : {false, true}) {
     config::Config config = capstan::testing::tiny_config(llama);
-    const auto exact = test::run(with_adapters(config, config::BaseQuantization::none), 4);
+    const auto exact = test::run(with_adapters(config, config::BaseQuantization::none), steps);
     config = with_adapters(config, config::BaseQuantization::nf4);
-    const auto cpu = test::run(config, 4);
-    config.train.device = config::DeviceKind::checked;
-    CHECK((test::run(config, 4) == cpu));
+    const auto cpu = test::run(config, steps);
+    config.train.device = test::device_kind(D::type);
+    test::check_cpu_numbers<D>(test::run(config, steps), cpu);
     config.train.threads = 3;
-    CHECK((test::run(config, 4) == cpu));
+    test::check_cpu_numbers<D>(test::run(config, steps), cpu);
     for (size_t i = 0; i < cpu.size(); i += 2) {
       CHECK(cpu[i] != exact[i]);
       CHECK(cpu[i] == doctest::Approx(exact[i]).epsilon(0.02));
