@@ -89,8 +89,8 @@ function(capstan_module name)
 endfunction()
 
 # capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S]
-#              [PROCESSORS N] [SUITES SUITE …] [SERIAL] [OPTIMIZED] [PROCESS] [GPU] [ONE_SANITIZED]
-#              [MOST_SANITIZED])
+#              [PROCESSORS N] [SUITES SUITE …] [SERIAL] [OPTIMIZED] [PROCESS] [GPU] [SEVERAL_GPUS]
+#              [ONE_SANITIZED] [MOST_SANITIZED])
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
 #   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`),
 #   1 without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see
@@ -105,13 +105,20 @@ endfunction()
 #   the program and compares texts; release builds do not optimize it, which saves a fifth of the time to
 #   compile, and sanitizers see those that start one process at a time: the tests of the trainer run the same
 #   code on several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA backend, programs with
-#   cases of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and are reported as
-#   skipped where there is no GPU.
+#   cases of EVERY_DEVICE, or of a part of it with GPUs, make a test NAME_gpu besides. Both have the label
+#   `cuda`, and are reported as skipped where there is no GPU. SEVERAL_GPUS: GPU, with a GPU for each of two
+#   ranks (tests/support/nccl_gpus.hpp): the label `several_gpus` besides, and skipped where there is one.
 function(capstan_test name)
-  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
+  cmake_parse_arguments(TEST
+    "SERIAL;OPTIMIZED;PROCESS;GPU;SEVERAL_GPUS;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
     "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS;SUITES" ${ARGN})
   if(CAPSTAN_SANITIZE AND ("slow" IN_LIST TEST_LABELS OR (TEST_PROCESS AND TEST_PROCESSORS GREATER 1)))
     return()
+  endif()
+  if(TEST_SEVERAL_GPUS)
+    set(TEST_GPU TRUE)
+    list(APPEND TEST_SOURCES ${PROJECT_SOURCE_DIR}/tests/support/several_gpus.cpp
+      ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda.cpp ${PROJECT_SOURCE_DIR}/tests/support/fake_nccl.cpp)
   endif()
   add_executable(test_${name} ${TEST_SOURCES})
   target_link_libraries(test_${name} PRIVATE capstan_test_main doctest::doctest ${TEST_LIBRARIES})
@@ -119,6 +126,9 @@ function(capstan_test name)
     target_link_libraries(test_${name} PRIVATE capstan_${used})
   endforeach()
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  if(TEST_SEVERAL_GPUS)
+    target_compile_definitions(test_${name} PRIVATE CAPSTAN_SEVERAL_GPUS=1)
+  endif()
   if(CAPSTAN_SANITIZE AND TEST_OPTIMIZED)
     set(kind test_optimized)
   else()
@@ -278,4 +288,7 @@ function(capstan_register_gpu_test test ranks command)
   add_test(NAME ${test} COMMAND ${command})
   set_tests_properties(${test} PROPERTIES ENVIRONMENT CAPSTAN_TEST_DEVICE=cuda SKIP_RETURN_CODE 77
     LABELS cuda TIMEOUT 540 PROCESSORS ${ranks} RESOURCE_LOCK gpu)
+  if(TEST_SEVERAL_GPUS)
+    set_property(TEST ${test} APPEND PROPERTY LABELS several_gpus)
+  endif()
 endfunction()

@@ -10,7 +10,7 @@
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "tests/support/channels.hpp"
-#include "tests/support/fake_nccl.hpp"
+#include "tests/support/nccl_gpus.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -39,9 +39,7 @@ void on_every_channel(Communicator& group, Body body) {
     return make_checked_device(kernels::cpu_table(), 1, {.patient = patient});
   };
   const auto cuda_device = [](bool patient) {
-    test::reset_fake_cuda().patient = patient;
-    test::reset_fake_nccl();
-    return std::make_unique<test::HostKernelCudaDevice>(kernels::cpu_table(), 1, test::fake_nccl_backend());
+    return test::make_nccl_gpu(test::kRealNccl ? world().local_rank() : 0, 1, patient);
   };
   const auto run = [&](std::unique_ptr<Device> device, ChannelKind kind) {
     CAPTURE(name_of(device->type()));
@@ -157,7 +155,8 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
 }
 
 TEST_CASE(
-    "tensors are transferred while the program continues, on every device, and several pieces end together") {
+    "tensors are transferred while the program continues, over every channel, and several pieces end "
+    "together") {
   Communicator& group = world().communicator();
   const int n = group.size(), me = group.rank();
   const auto numbers = [](int rank, int salt, size_t count) {

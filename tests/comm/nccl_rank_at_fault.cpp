@@ -1,6 +1,6 @@
 // nccl_rank_at_fault FAULT [blocking]: two ranks whose devices transfer by NCCL's channels on a backend
-// without CUDA, or by the blocking channels of the checked device, in a world of short patience; something is
-// wrong with rank 1, or with the order of both. Started by nccl_faults.cpp.
+// without CUDA or on two GPUs, or by the blocking channels of the checked device, in a world of short
+// patience; something is wrong with rank 1, or with the order of both. Started by nccl_faults.cpp.
 #include <signal.h>
 #include <stdio.h>
 
@@ -14,7 +14,7 @@
 #include "comm/world.hpp"
 #include "kernels/table.hpp"
 #include "tensor/tensor.hpp"
-#include "tests/support/fake_nccl.hpp"
+#include "tests/support/nccl_gpus.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -76,14 +76,15 @@ void run_fault(const std::string& fault, const Ranks& on) {
 
 int main(int count, char** arguments) {
   const auto report = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
-  const auto world = World::join({.timeout = 1.5, .report = report});
+  // GPUs need longer to connect.
+  const auto world = World::join({.timeout = test::kRealNccl ? 15 : 1.5, .report = report});
   try {
     world->publish_step(4);
     world->publish_phase("reduce");
     const bool blocking = count > 2;
-    test::HostKernelCudaDevice gpu(kernels::cpu_table(), 1, test::fake_nccl_backend());
+    const auto gpu = test::make_nccl_gpu(test::kRealNccl ? world->local_rank() : 0);
     const auto checked = make_checked_device(kernels::cpu_table(), 1);
-    Device& device = blocking ? *checked : gpu;
+    Device& device = blocking ? *checked : *gpu;
     const auto status = std::make_shared<TransferStatus>(world->communicator());
     const auto dp = world->communicator().split(0, world->rank(), "dp"),
                tp = world->communicator().split(0, world->rank(), "tp");
@@ -91,8 +92,8 @@ int main(int count, char** arguments) {
       group->use_channel(
           blocking ? make_blocking_channel(*group, device, status)
                    : make_nccl_channel(
-                         *group, gpu,
-                         {.world_rank = world->rank(), .timeout = 20, .watch = world->transfer_watch()}));
+                         *group, *gpu,
+                         {.world_rank = world->rank(), .timeout = 60, .watch = world->transfer_watch()}));
     run_fault(arguments[1],
               {*world, device, *dp, *tp, Tensor::zeros(device, {8}), Tensor::zeros(device, {16})});
   } catch (const Error& error) {

@@ -1,4 +1,5 @@
-// The GPU of the tests NAME_gpu: the CUDA backend that lies beside the test program.
+// The GPU of the tests NAME_gpu: that of the local rank, by the CUDA backend that lies beside the test
+// program.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -10,6 +11,18 @@
 #include "tensor/cuda_library.hpp"
 
 namespace capstan::test {
+
+namespace {
+
+// The rank of this process on its host, by the variables of the launchers (src/comm/launched.cpp), which
+// programs without ranks do not have.
+int local_rank() {
+  for (const char* variable : {"OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"})
+    if (const char* const rank = std::getenv(variable)) return std::atoi(rank);
+  return 0;
+}
+
+}  // namespace
 
 bool runs_on_gpu() {
   const char* const device = std::getenv("CAPSTAN_TEST_DEVICE");
@@ -26,8 +39,12 @@ std::string gpu_problem() {
   return counted.text ? counted.text : "the CUDA backend finds no device";
 }
 
+// As the trainer does: where a host has more ranks than GPUs, they take them in turn.
 std::unique_ptr<Device> make_gpu_device(int threads) {
-  return cuda::make_cuda_device(*cuda::library().backend, *cuda::library().backend->table, 0, threads);
+  const cuda::Backend& backend = *cuda::library().backend;
+  int32_t devices = 0;
+  if (!backend.runtime->count_devices(&devices).ok() || devices < 1) devices = 1;
+  return cuda::make_cuda_device(backend, *backend.table, local_rank() % devices, threads);
 }
 
 int gpu_capability() {
