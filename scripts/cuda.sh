@@ -4,7 +4,8 @@
 #
 #   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a.
 #                                      Compiles and starts the tests of kernels and operations on a GPU, too;
-#                                      scripts/gpu_check.sh has all
+#                                      scripts/gpu_check.sh has all. Runs the tests of this build that need no
+#                                      GPU: conversions of numbers, the backend and the program without one
 #   scripts/cuda.sh resources          compares the kernels of `build` with kernels/cuda/resources.txt. Fails
 #                                      where one needs more registers, stack or shared memory, or spills more,
 #                                      than the list says, and where a kernel is only here or only there
@@ -189,9 +190,11 @@ report_spills() { # DIRECTORY ARCHITECTURES…
 case "${1:-}${2:+ $2}" in
   build)
     require_toolkit
-    build cuda-90a 90a-real capstan_cuda test_cuda_kernels test_ops
-    # Where there is no GPU, they say so.
-    ctest --test-dir build/cuda-90a -R '^(cuda_kernels|ops_gpu)$' --output-on-failure --no-tests=error ;;
+    build cuda-90a 90a-real capstan_cuda capstan test_cuda_conversions test_cuda_kernels test_ops test_tensor
+    # Where there is no GPU, the tests of one say so.
+    for test in cuda_conversions tensor cli_without_gpu cuda_kernels ops_gpu; do
+      ctest --test-dir build/cuda-90a -R "^$test\$" --output-on-failure --no-tests=error
+    done ;;
   resources) require_toolkit; compare ;;
   'resources --write') require_toolkit; write_list ;;
   all)
@@ -203,6 +206,6 @@ case "${1:-}${2:+ $2}" in
     cmake --preset release >/dev/null
     cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated
     CAPSTAN_TEST_FULL=1 build/release/test_simulated ;;
-  -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0" ;;
+  -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0" ;;
   *) echo "usage: scripts/cuda.sh build|all|resources [--write] (try --help)" >&2; exit 2 ;;
 esac
