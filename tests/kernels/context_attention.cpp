@@ -114,7 +114,10 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
   CHECK(error(out, reference::attention(a, x, documents, ids, nullptr)) <
         (rounds ? 2 * tolerance(type) : 1e-5));
   const auto k_sum = columns(dkv_sum, 0, a.qk_dim), v_sum = columns(dkv_sum, a.qk_dim, a.v_dim);
-  CHECK(error(reference::joined({dq_sum, k_sum, v_sum}), reference::joined(gradient)) < allowed);
+  // The largest of many errors grows with their number; their mean square does not.
+  const auto got = reference::joined({dq_sum, k_sum, v_sum}), expected = reference::joined(gradient);
+  CHECK(error(got, expected) < (rounds ? 1.25 : 1) * allowed);
+  CHECK(rms_error(got, expected) < allowed / (rounds ? 16 : 4));
 }
 
 // Chunks r and 2 ranks - 1 - r of 2 ranks equal ones.

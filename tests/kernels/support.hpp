@@ -257,6 +257,17 @@ inline double error(const Vec<double>& value, const Vec<double>& expected) {
   return worst;
 }
 
+// Root of the mean square of the errors, as a fraction of that of the expected values.
+inline double rms_error(const Vec<double>& value, const Vec<double>& expected) {
+  if (value.size() != expected.size()) return INFINITY;
+  double squares = 0, of_errors = 0;
+  for (size_t i = 0; i < value.size(); ++i) {
+    squares += expected[i] * expected[i];
+    of_errors += (value[i] - expected[i]) * (value[i] - expected[i]);
+  }
+  return std::sqrt(of_errors / (squares + 1e-60));
+}
+
 // Checks values that may be infinite or NaN, which must be the expected ones. tolerance: of the others,
 // relative.
 inline void check_extreme(const Vec<double>& values, const Vec<double>& expected, double tolerance) {
