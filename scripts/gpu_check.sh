@@ -8,6 +8,7 @@
 #                                       recipes
 #   --out DIR                           the results; default build/gpu-check
 #   --arch LIST                         CAPSTAN_CUDA_ARCHITECTURES of the build; default that of the preset
+#   --cudnn DIR                         builds with cuDNN's attention and the cudnn-frontend in DIR
 #
 # build      the preset `cuda`: program, backend and the tests of the GPU
 # tests      ctest -L cuda: kernels, operations, golden models, optimizers and trainer on the GPU
@@ -28,13 +29,14 @@ script=$(realpath "$0")
 cd "$(dirname "$script")/.." || exit 1
 
 all=(build tests ranks memcheck racecheck synccheck training bench recipes)
-out=build/gpu-check arch='' inside='' stages=()
+out=build/gpu-check arch='' cudnn='' inside='' stages=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --out) out=$2; shift ;;
     --inside) inside=$2; shift ;;
     --arch) arch=$2; shift ;;
-    -h | --help) sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --cudnn) cudnn=$(realpath "$2"); shift ;;
+    -h | --help) sed -n '2,26s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *)
       [[ " ${all[*]} " == *" $1 "* ]] || { echo "gpu_check.sh: unknown stage '$1' (try --help)" >&2; exit 2; }
       stages+=("$1") ;;
@@ -60,8 +62,15 @@ fi
 } >"$out/machine.txt"
 
 stage_build() {
-  cmake --preset cuda ${arch:+"-DCAPSTAN_CUDA_ARCHITECTURES=$arch"} >/dev/null &&
-    cmake --build --preset cuda -j "$(nproc)" --target capstan gpu_tests
+  local with=OFF
+  [ -z "$cudnn" ] || with=ON
+  cmake --preset cuda ${arch:+"-DCAPSTAN_CUDA_ARCHITECTURES=$arch"} -DCAPSTAN_CUDNN=$with \
+    ${cudnn:+"-DCAPSTAN_CUDNN_FRONTEND=$cudnn"} >/dev/null &&
+    cmake --build --preset cuda -j "$(nproc)" --target capstan gpu_tests || return 1
+  [ "$with" = OFF ] || {
+    cmake --build --preset cuda -j "$(nproc)" --target test_cudnn_plans &&
+      ctest --test-dir build/cuda -R '^cudnn_plans$' --output-on-failure --no-tests=error
+  }
 }
 
 # The contents of program and backend, and which test programs were linked when.
@@ -342,7 +351,8 @@ for stage in "${stages[@]}"; do
   begun=$SECONDS
   echo "== $stage (at most $((limit / 60)) minutes), into $out/$stage.txt"
   # The script itself again, in a process group that the limit ends as a whole.
-  timeout "$limit" "$script" --inside "$stage" --out "$out" ${arch:+--arch "$arch"} >>"$out/$stage.txt" 2>&1
+  timeout "$limit" "$script" --inside "$stage" --out "$out" ${arch:+--arch "$arch"} \
+    ${cudnn:+--cudnn "$cudnn"} >>"$out/$stage.txt" 2>&1
   status=$?
   case $status in
     0) line="passed" passed=1 ;;
