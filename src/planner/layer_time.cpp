@@ -46,10 +46,6 @@ constexpr double kVisibleExchange = 0.05;
 // Ranks of context parallelism send gradients of keys and values in 32 bits, and the keys and values again.
 constexpr double kGradientBytes = 4;
 
-bool is_low_precision(GemmFormat format) {
-  return format == GemmFormat::fp8 || format == GemmFormat::fp4;
-}
-
 // Format of GEMMs that are not in 8 or 4 bits.
 GemmFormat high_format(const RunShape& s) {
   return is_low_precision(s.format) ? GemmFormat::bf16 : s.format;

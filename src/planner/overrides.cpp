@@ -73,7 +73,7 @@ bool has_dense_layers(const RunShape& s) {
 std::vector<RecomputeShape> selective_recomputations(const RunShape& s, const RecomputeShape& least) {
   std::vector<RecomputeShape> found;
   // Inputs of GEMMs in 8 or 4 bits are saved as such: recomputation of norms saves nothing.
-  const bool low = s.format == GemmFormat::fp8 || s.format == GemmFormat::fp4;
+  const bool low = is_low_precision(s.format);
   for (const bool mlp : {false, true})
     for (const bool norms : {false, true}) {
       if (norms && (low || !s.input_norms)) continue;

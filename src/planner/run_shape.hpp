@@ -18,6 +18,11 @@ inline double real(int64_t size) {
 
 // Format of the operands of GEMMs.
 enum class GemmFormat : uint8_t { fp32, tf32, bf16, fp8, fp4 };
+// 8 or 4 bits.
+inline bool is_low_precision(GemmFormat format) {
+  return format == GemmFormat::fp8 || format == GemmFormat::fp4;
+}
+
 // Activations that are recomputed in the backward pass.
 struct RecomputeShape {
   // All but the inputs of layers; `layers` of each stage, -1: of all.
