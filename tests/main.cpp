@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "support/listener.hpp"
 #include "support/paths.hpp"
 
 namespace capstan::test {
@@ -46,20 +47,9 @@ std::string missing_features() {
 }
 
 int cases_begun = 0;
-struct CaseCounter final : doctest::IReporter {
-  explicit CaseCounter(const doctest::ContextOptions&) {}
-  void report_query(const doctest::QueryData&) override {}
-  void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats&) override {}
+struct CaseCounter final : capstan::test::Listener {
+  using Listener::Listener;
   void test_case_start(const doctest::TestCaseData&) override { ++cases_begun; }
-  void test_case_reenter(const doctest::TestCaseData&) override {}
-  void test_case_end(const doctest::CurrentTestCaseStats&) override {}
-  void test_case_exception(const doctest::TestCaseException&) override {}
-  void subcase_start(const doctest::SubcaseSignature&) override {}
-  void subcase_end() override {}
-  void log_assert(const doctest::AssertData&) override {}
-  void log_message(const doctest::MessageData&) override {}
-  void test_case_skipped(const doctest::TestCaseData&) override {}
 };
 REGISTER_LISTENER("count_cases", 2, CaseCounter);
 

@@ -81,7 +81,8 @@ namespace {
 double saved_input(const RunShape& s, bool expert_layer, AdaptedLinear::Input input) {
   using enum AdaptedLinear::Input;
   if (s.adapters) return s.activation_bytes * saves_input(s, expert_layer, input);
-  // A column-parallel layer saves its rows as they are sent again in the backward pass.
+  // With sequence parallelism a column-parallel layer saves its rank's rows, which it gathers again in the
+  // backward pass, and quantizes them there.
   if (s.sequence_parallel && (input == attention || input == mlp)) return s.activation_bytes;
   return is_low_precision(s.format) ? 1 : s.activation_bytes;
 }

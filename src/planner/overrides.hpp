@@ -16,8 +16,8 @@ using Resolver = std::function<std::optional<config::Config>(const std::vector<s
 // Whether heads, MLP and vocabulary can be divided by a tensor-parallel size.
 bool divides_tensors(const RunShape& shape, int64_t tp);
 
-// Divides the layers over the PP * VPP stages: evenly, else layers, embedding and output layer together, else
-// with fewer layers in the last stage of a rank. Returns false where none is possible.
+// Divides the layers over the PP * VPP stages: evenly; else layers, embedding and output layer together;
+// else, with VPP 1, with fewer layers in the last stage. Returns false where none is possible.
 bool divide_layers(RunShape& shape);
 
 // The schedule that the trainer takes where the recipe says none.

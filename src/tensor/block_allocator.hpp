@@ -17,9 +17,8 @@ class BlockAllocator {
   explicit BlockAllocator(int64_t granularity) : granularity_(granularity) {}
 
   // The offset of a free block of exactly `size` bytes, else of the first one that holds them; nullopt: no
-  // free block is large enough. The first one leaves fewer gaps than the smallest one: of the steps of eleven
-  // recipes that were placed by both, ten need no more memory, up to 17 % less (gpt2-124m with ZeRO 3 on 8
-  // ranks), and one 1 % more (qwen3-30b-a3b).
+  // free block is large enough. The smallest one that holds them would leave small gaps, which stay when
+  // large buffers come and go, as those of ZeRO 3 do.
   std::optional<int64_t> take(int64_t size);
   // The bytes by which the range must grow for a block of `size` bytes, which may begin in a free block at
   // the end.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/world.hpp"
+#include "support/listener.hpp"
 
 namespace capstan::test {
 
@@ -23,24 +24,13 @@ inline comm::World& world() {
 
 // A rank whose test case has failed does not meet the others any more, who would wait for it until the time
 // is over.
-struct EndTogether final : doctest::IReporter {
-  explicit EndTogether(const doctest::ContextOptions&) {}
-  void report_query(const doctest::QueryData&) override {}
-  void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats&) override {}
-  void test_case_start(const doctest::TestCaseData&) override {}
-  void test_case_reenter(const doctest::TestCaseData&) override {}
+struct EndTogether final : Listener {
+  using Listener::Listener;
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     if (stats.failure_flags == 0 || world().size() == 1) return;
     std::cout.flush();
     world().abort(1);
   }
-  void test_case_exception(const doctest::TestCaseException&) override {}
-  void subcase_start(const doctest::SubcaseSignature&) override {}
-  void subcase_end() override {}
-  void log_assert(const doctest::AssertData&) override {}
-  void log_message(const doctest::MessageData&) override {}
-  void test_case_skipped(const doctest::TestCaseData&) override {}
 };
 REGISTER_LISTENER("end_together", 1, EndTogether);
 
