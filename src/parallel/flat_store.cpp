@@ -221,11 +221,9 @@ void FlatStore::make_quantized() {
   const Tensor map = options_.nf4.two_stage ? nf4_scale_map(device_) : Tensor();
   quantized_.resize(parameters_.size());
   for (const auto& parameter : parameters_)
-    if (options_.quantized(*parameter)) {
-      require_dense(*parameter, "in 4 bits");
+    if (options_.quantized(*parameter))
       quantized_[static_cast<size_t>(parameter->index())] =
           std::make_unique<Quantized>(Quantized{Nf4Weight(device_, *parameter, options_.nf4, map), {}, 0});
-    }
 }
 
 void FlatStore::make_low_precision() {
@@ -244,7 +242,7 @@ void FlatStore::make_low_precision() {
 
 void FlatStore::set_quantized(const Parameter& parameter, std::span<const float> values) {
   CAPSTAN_ASSERT(quantized(parameter), "`" + parameter.name() + "` is not kept in 4 bits");
-  quantized_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.dense.tensor);
+  quantized_[static_cast<size_t>(parameter.index())]->kept.set(values, groups_.of(parameter).tensor);
 }
 
 void FlatStore::make_parameter_shards() {

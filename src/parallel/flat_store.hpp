@@ -125,6 +125,10 @@ struct StoreGroups {
   comm::Communicator* kv_replicas = nullptr;
   // First and last pipeline stage. Gradients of tied parameters are summed over them.
   comm::Communicator* embedding = nullptr;
+
+  const GridGroups& of(const Parameter& parameter) const {
+    return parameter.spec().grid() == ParameterGrid::expert ? expert : dense;
+  }
 };
 
 class FlatStore final : public ParamStore {

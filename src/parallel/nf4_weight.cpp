@@ -29,16 +29,26 @@ uint8_t scale_code(float normalized_scale) {
   return static_cast<uint8_t>(code);
 }
 
-// The regions of the matrix that a shard consists of, in its order.
-std::vector<Region> regions_of(const Parameter& parameter) {
+// The matrix of a weight; of experts, which have one each, the matrix of one.
+Shape matrix_of(const Parameter& parameter) {
   const Shape& global = parameter.spec().shape;
+  CAPSTAN_ASSERT(global.rank() == 2 || global.rank() == 3,
+                 "`" + parameter.name() + "` " + global.text() + " in 4 bits");
+  return {global[global.rank() - 2], global[global.rank() - 1]};
+}
+
+// The regions of a matrix that a shard consists of, in its order. A shard of experts has these of each of
+// its experts.
+std::vector<Region> regions_of(const Parameter& parameter) {
+  const Shape matrix = matrix_of(parameter);
   const Shard& shard = parameter.shard();
-  CAPSTAN_ASSERT(global.rank() == 2, "`" + parameter.name() + "` " + global.text() + " in 4 bits");
+  const int dim = shard.dim - (parameter.spec().shape.rank() - 2);
+  if (dim < 0) return {full_region(matrix)};
   std::vector<Region> result;
   for (const ShardSegment& segment : shard.segments) {
-    Region region = full_region(global);
-    region.offsets[shard.dim] = segment.global;
-    region.sizes[shard.dim] = segment.count;
+    Region region = full_region(matrix);
+    region.offsets[dim] = segment.global;
+    region.sizes[dim] = segment.count;
     result.push_back(region);
   }
   return result;
@@ -52,6 +62,10 @@ bool has_full_blocks(const Region& region, const Shape& matrix, int64_t block) {
   return region.offsets[1] % block == 0 && columns % block == 0 && matrix[1] % block == 0;
 }
 
+Tensor part_of(const Tensor& tensor, const FlatRange& range) {
+  return tensor.defined() ? tensor.flat_range(range.begin, range.count, {range.count}) : Tensor();
+}
+
 }  // namespace
 
 Tensor nf4_scale_map(Device& device) {
@@ -59,36 +73,40 @@ Tensor nf4_scale_map(Device& device) {
 }
 
 Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map)
-    : device_(&device), parameter_(&parameter), options_(options), map_(map) {
-  int64_t elements = 0;
-  for (const Region& region : regions_of(parameter)) {
-    if (!has_full_blocks(region, parameter.spec().shape, options.block))
-      fail(ErrorCode::config,
-           "`" + parameter.name() + "` " + parameter.spec().shape.text() +
-               ": tensor parallelism splits it inside a block of " + std::to_string(options.block) +
-               " elements that share a scale",
-           "set peft.quantization_block to a smaller power of two (at least 32), or choose a smaller "
-           "dist.tensor_model_parallel_size");
-    const int64_t count = region.sizes.elements();
-    regions_.push_back({region, {elements, count}, {blocks_, ceil_div(count, options.block)}});
-    elements += count;
-    blocks_ += regions_.back().blocks.count;
-  }
-  codes_ = Tensor::zeros(device, {ceil_div(elements, int64_t{2})}, DType::u8);
+    : device_(&device), parameter_(&parameter), matrix_(matrix_of(parameter)), options_(options), map_(map) {
+  const int64_t matrices = parameter.shape().rank() == 3 ? parameter.shape()[0] : 1;
+  int64_t elements = 0, bytes = 0;
+  for (int64_t matrix = 0; matrix < matrices; ++matrix)
+    for (const Region& region : regions_of(parameter)) {
+      if (!has_full_blocks(region, matrix_, options.block))
+        fail(ErrorCode::config,
+             "`" + parameter.name() + "` " + parameter.spec().shape.text() +
+                 ": tensor parallelism splits it inside a block of " + std::to_string(options.block) +
+                 " elements that share a scale",
+             "set peft.quantization_block to a smaller power of two (at least 32), or choose a smaller "
+             "dist.tensor_model_parallel_size");
+      const int64_t count = region.sizes.elements();
+      const int64_t of_codes = ceil_div(count, int64_t{2}), blocks = ceil_div(count, options.block);
+      regions_.push_back({matrix, region, {elements, count}, {bytes, of_codes}, {blocks_, blocks}});
+      elements += count, bytes += of_codes, blocks_ += blocks;
+    }
+  codes_ = Tensor::zeros(device, {bytes}, DType::u8);
   if (!options.two_stage) {
     scales_ = Tensor::zeros(device, {blocks_});
     return;
   }
-  const int64_t all = ceil_div(parameter.spec().shape.elements(), options.block);
   scale_codes_ = Tensor::zeros(device, {blocks_}, DType::u8);
-  nested_ = Tensor::zeros(device, {ceil_div(all, kNf4NestedBlock) + 1});
+  nested_ = Tensor::zeros(device, {matrices, ceil_div(matrix_blocks(), kNf4NestedBlock) + 1});
 }
 
+int64_t Nf4Weight::matrix_blocks() const {
+  return ceil_div(matrix_.elements(), options_.block);
+}
 int64_t Nf4Weight::block_number(const LocalRegion& local, int64_t block) const {
   const int64_t element = block * options_.block;
   const int64_t row = local.region.offsets[0] + element / local.region.sizes[1],
                 column = local.region.offsets[1] + element % local.region.sizes[1];
-  return (row * parameter_->spec().shape[1] + column) / options_.block;
+  return (row * matrix_[1] + column) / options_.block;
 }
 
 void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
@@ -103,65 +121,66 @@ void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
   Tensor found = scales_;
   {
     CategoryScope scope(MemoryCategory::workspace);
-    const Tensor full = Tensor::from_host<float>(*device_, {static_cast<int64_t>(values.size())}, values);
     if (options_.two_stage) found = Tensor::empty(*device_, {blocks_});
-    for (const LocalRegion& local : regions_)
-      launch(*device_, device_->table().adapter->nf4_quantize,
-             full.flat_range(local.elements.begin, local.elements.count, {local.elements.count}),
-             local.elements.count, options_.block,
-             codes_.flat_range(local.elements.begin / 2, ceil_div(local.elements.count, int64_t{2}),
-                               {ceil_div(local.elements.count, int64_t{2})}),
-             found.flat_range(local.blocks.begin, local.blocks.count, {local.blocks.count}));
+    for (const LocalRegion& local : regions_) {
+      const auto& [begin, count] = local.elements;
+      const Tensor x = Tensor::from_host<float>(
+          *device_, {count}, values.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
+      launch(*device_, device_->table().adapter->nf4_quantize, x, count, options_.block,
+             part_of(codes_, local.codes), part_of(found, local.blocks));
+    }
   }
   if (options_.two_stage) set_scales(found.to_host<float>(), tensor);
 }
 
-// Every rank sees the scales of the full matrix, so that their mean and their blocks do not depend on the
+// Every rank sees the scales of full matrices, so that their means and their blocks do not depend on the
 // sharding.
 void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator* tensor) {
-  std::vector<double> all(static_cast<size_t>(ceil_div(parameter_->spec().shape.elements(), options_.block)));
+  const int64_t of_matrix = matrix_blocks(), matrices = nested_.size(0);
+  std::vector<double> all(static_cast<size_t>(matrices * of_matrix));
   for (const LocalRegion& local : regions_)
     for (int64_t i = 0; i < local.blocks.count; ++i)
-      all[static_cast<size_t>(block_number(local, i))] =
+      all[static_cast<size_t>(local.matrix * of_matrix + block_number(local, i))] =
           static_cast<double>(scales[static_cast<size_t>(local.blocks.begin + i)]);
   if (tensor) comm::all_reduce(*tensor, all, comm::ReduceOp::max);
-  double sum = 0;
-  for (const double scale : all) sum += scale;
-  const auto mean = static_cast<float>(sum / static_cast<double>(all.size()));
 
   std::vector<float> nested(static_cast<size_t>(nested_.elements()));
-  nested.back() = mean;
-  for (size_t i = 0; i < all.size(); ++i) {
-    float& largest = nested[i / static_cast<size_t>(kNf4NestedBlock)];
-    largest = std::max(largest, std::abs(static_cast<float>(all[i]) - mean));
-  }
   std::vector<uint8_t> codes(scales.size());
-  for (const LocalRegion& local : regions_)
-    for (int64_t i = 0; i < local.blocks.count; ++i) {
-      const auto here = static_cast<size_t>(local.blocks.begin + i);
-      const float largest = nested[static_cast<size_t>(block_number(local, i) / kNf4NestedBlock)];
-      codes[here] = scale_code((scales[here] - mean) * (1.0f / std::max(largest, 1e-38f)));
+  for (int64_t matrix = 0; matrix < matrices; ++matrix) {
+    const auto own =
+        std::span(all).subspan(static_cast<size_t>(matrix * of_matrix), static_cast<size_t>(of_matrix));
+    const auto largest = std::span(nested).subspan(static_cast<size_t>(matrix * nested_.size(1)),
+                                                   static_cast<size_t>(nested_.size(1)));
+    double sum = 0;
+    for (const double scale : own) sum += scale;
+    const auto mean = static_cast<float>(sum / static_cast<double>(own.size()));
+    largest.back() = mean;
+    for (size_t i = 0; i < own.size(); ++i) {
+      float& of_block = largest[i / static_cast<size_t>(kNf4NestedBlock)];
+      of_block = std::max(of_block, std::abs(static_cast<float>(own[i]) - mean));
     }
+    for (const LocalRegion& local : regions_) {
+      if (local.matrix != matrix) continue;
+      for (int64_t i = 0; i < local.blocks.count; ++i) {
+        const auto here = static_cast<size_t>(local.blocks.begin + i);
+        const float range = largest[static_cast<size_t>(block_number(local, i) / kNf4NestedBlock)];
+        codes[here] = scale_code((scales[here] - mean) * (1.0f / std::max(range, 1e-38f)));
+      }
+    }
+  }
   scale_codes_.copy_from_host_bytes(std::as_bytes(std::span(codes)));
   nested_.copy_from_host_bytes(std::as_bytes(std::span(nested)));
 }
 
 Tensor Nf4Weight::expand(DType type) const {
   const Tensor full = Tensor::empty(*device_, parameter_->shape(), type);
-  Tensor offset;
-  if (options_.two_stage) offset = nested_.flat_range(nested_.elements() - 1, 1, {1});
-  const auto blocks_of = [](const LocalRegion& local, const Tensor& tensor) {
-    return tensor.defined() ? tensor.flat_range(local.blocks.begin, local.blocks.count, {local.blocks.count})
-                            : Tensor();
-  };
-  for (const LocalRegion& local : regions_)
-    launch(*device_, device_->table().adapter->nf4_dequantize, local.region, parameter_->spec().shape[1],
-           options_.block,
-           codes_.flat_range(local.elements.begin / 2, ceil_div(local.elements.count, int64_t{2}),
-                             {ceil_div(local.elements.count, int64_t{2})}),
-           blocks_of(local, scales_), blocks_of(local, scale_codes_), nested_,
-           options_.two_stage ? map_ : Tensor(), offset,
-           full.flat_range(local.elements.begin, local.elements.count, {local.elements.count}));
+  for (const LocalRegion& local : regions_) {
+    const int64_t nested = options_.two_stage ? nested_.size(1) : 0, first = local.matrix * nested;
+    launch(*device_, device_->table().adapter->nf4_dequantize, local.region, matrix_[1], options_.block,
+           part_of(codes_, local.codes), part_of(scales_, local.blocks), part_of(scale_codes_, local.blocks),
+           part_of(nested_, {first, nested}), options_.two_stage ? map_ : Tensor(),
+           part_of(nested_, {first + nested - 1, 1}), part_of(full, local.elements));
+  }
   return full;
 }
 

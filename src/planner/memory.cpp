@@ -296,6 +296,16 @@ double frozen_bytes(const RunShape& s, int64_t rank, const RankParameters& all) 
   return in_full * s.parameter_bytes + (1 - in_full) * *s.frozen_bytes;
 }
 
+// Bytes of the largest weight that is kept in 4 bits, while a GEMM reads it: the experts of a layer are one.
+double expanded_weight(const RunShape& s) {
+  if (!s.frozen_bytes) return 0;
+  double largest = largest_weight(s);
+  if (s.experts)
+    largest = std::max(largest, (s.gated ? 2.0 : 1.0) * real(s.hidden) * real(s.experts->count) *
+                                    real(s.experts->ffn) / real(s.ep * s.etp));
+  return s.parameter_bytes * largest;
+}
+
 // Weights of one rank whose GEMMs are in 8 or 4 bits: those of its layers, without experts.
 double low_precision_weights(const RunShape& s, int64_t rank) {
   double sum = 0;
@@ -399,8 +409,10 @@ double largest_block(const RunShape& s) {
 std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
   const LayerBytes dense(s, false), expert = s.experts ? LayerBytes(s, true) : dense;
   std::vector<MemoryShape> ranks;
+  const double expanded = expanded_weight(s);
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     MemoryShape m = states(s, rank);
+    m.parameters += expanded;
     const Activations activations = activations_in_flight(s, rank, dense, expert);
     m.activations = activations.device, m.host += activations.host;
     const double rows = s.tokens() * s.activation_bytes * real(s.hidden);
@@ -413,8 +425,8 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
       m.activations += depth * rows;
       logits = (s.chunked_logits ? 1 : depth) * logit_rows(s) * s.logit_bytes * real(s.vocab) / real(s.tp);
     }
-    // A layer is recomputed when the logits are gone.
-    logits = std::max(0.0, logits - activations.recomputed);
+    // A layer is recomputed, and its weights are expanded, when the logits are gone.
+    logits = std::max(0.0, logits - activations.recomputed - expanded);
     if (s.sharding == config::ShardingStrategy::optim_grads_params && !s.adapters)
       add_sharded_blocks(s, logits, m);
     else

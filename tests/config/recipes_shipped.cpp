@@ -470,7 +470,7 @@ TEST_CASE("every preset resolves") {
       // The canonical ones name the gate and up projections, which GPT-2 does not have; nor has it latent
       // attention or experts.
       const auto r = resolved(preset.name.starts_with("canonical_") ? "quickstart"
-                              : preset.name == "latent_lora"        ? "latent-155m"
+                              : preset.name.starts_with("latent_")  ? "latent-155m"
                               : preset.name == "lora_experts"       ? "olmoe-1b-7b"
                                                                     : "gpt2-124m",
                               overrides);

@@ -288,6 +288,8 @@ TEST_CASE("recipes of one's own: other layouts, lengths and schedules") {
         "dist: {ep: 2, virtual_pipeline_model_parallel_size: null}",
         "model: {rotary_percent: 0.5, padded_vocab_size: 128512}",
         "peft: qlora\ncheckpoint.pretrained_checkpoint: base",
+        "peft: qlora\ncheckpoint.pretrained_checkpoint: base\nmodel: {num_moe_experts: 16, "
+        "moe_ffn_hidden_size: 2048, moe_shared_expert_intermediate_size: 4096}\ndist.ep: 4",
         "validation: {eval_global_batch_size: 64, eval_micro_batch_size: 2}"})
     for (const std::optional<int64_t> ranks : {std::optional<int64_t>{}, {1}, {2}, {4}}) {
       std::ofstream(path, std::ios::binary) << "extends: llama3-70b\nname: own\n" << more << "\n";

@@ -57,22 +57,31 @@ std::vector<float> random_matrix(int64_t elements) {
   return values;
 }
 
-// The elements of a shard, from the full matrix.
+// The elements of a shard, from the full matrix or the full matrices of experts.
 std::vector<float> shard_of(const Parameter& parameter, const std::vector<float>& full) {
   const Shape& global = parameter.spec().shape;
   const Shard& shard = parameter.shard();
+  const bool experts = global.rank() == 3;
+  const int64_t rows = global[global.rank() - 2], columns = global[global.rank() - 1];
   std::vector<float> values;
-  const auto take = [&](int64_t row, int64_t column, int64_t count) {
-    const auto begin = full.begin() + row * global[1] + column;
-    values.insert(values.end(), begin, begin + count);
+  const auto take_matrix = [&](int64_t matrix) {
+    const auto take = [&](int64_t row, int64_t column, int64_t count) {
+      const auto begin = full.begin() + (matrix * rows + row) * columns + column;
+      values.insert(values.end(), begin, begin + count);
+    };
+    const int dim = shard.dim - (experts ? 1 : 0);
+    if (dim == 0) {
+      for (const ShardSegment& segment : shard.segments)
+        for (int64_t row = segment.global; row < segment.global + segment.count; ++row) take(row, 0, columns);
+    } else if (dim == 1) {
+      for (int64_t row = 0; row < rows; ++row)
+        for (const ShardSegment& segment : shard.segments) take(row, segment.global, segment.count);
+    } else {
+      for (int64_t row = 0; row < rows; ++row) take(row, 0, columns);
+    }
   };
-  if (shard.dim == 0) {
-    for (const ShardSegment& segment : shard.segments)
-      for (int64_t row = segment.global; row < segment.global + segment.count; ++row) take(row, 0, global[1]);
-  } else {
-    for (int64_t row = 0; row < global[0]; ++row)
-      for (const ShardSegment& segment : shard.segments) take(row, segment.global, segment.count);
-  }
+  const int64_t first = experts && shard.dim == 0 ? shard.segments[0].global : shard.first;
+  for (int64_t matrix = 0; matrix < (experts ? shard.shape[0] : 1); ++matrix) take_matrix(first + matrix);
   return values;
 }
 
@@ -151,6 +160,44 @@ TEST_CASE("however a matrix is sharded, each shard expands to the values of the 
       mine.set(shard_of(part, values), &group);
       check_equal(mine.expand(DType::f32).to_floats(), shard_of(part, one.expand(DType::f32).to_floats()));
     }
+}
+
+TEST_CASE("each expert is a matrix of its own, however experts and their widths are sharded") {
+  const int ranks = world().size(), rank = world().rank();
+  const auto device = test::Cpu::make(1);
+  const Tensor map = nf4_scale_map(*device);
+  const auto check = [&](int64_t experts, int64_t rows, int64_t columns, const Sharding& sharding,
+                         const ShardRanks& on, comm::Communicator* group, bool two_stage) {
+    CAPTURE(two_stage);
+    ParamSpec spec = matrix(rows, columns, sharding);
+    spec.shape = {experts, rows, columns};
+    const Parameter part(spec, 0, on), full(spec, 0), alone(matrix(rows, columns), 0);
+    const auto values = random_matrix(experts * rows * columns);
+    const Nf4Options options{.block = 64, .two_stage = two_stage};
+    Nf4Weight mine(*device, part, options, map), one(*device, alone, options, map);
+    mine.set(shard_of(part, values), group);
+    std::vector<float> expected;
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      one.set(std::span(values).subspan(static_cast<size_t>(expert * rows * columns),
+                                        static_cast<size_t>(rows * columns)),
+              nullptr);
+      const auto expanded = one.expand(DType::f32).to_floats();
+      expected.insert(expected.end(), expanded.begin(), expanded.end());
+    }
+    check_equal(mine.expand(DType::f32).to_floats(), shard_of(part, expected));
+  };
+  comm::Communicator& group = world().communicator();
+  const ShardRanks by_expert{.expert = {rank, ranks}}, by_width{.expert_tensor = {rank, ranks}},
+      of_many{.expert = {1, 3}, .expert_tensor = {rank, ranks}};
+  const Sharding whole{ShardingAxis::expert, 0},
+      gated{{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 1, 2}},
+      columns{{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 2}};
+  for (const bool two_stage : {false, true}) {
+    check(12, 31, 97, whole, by_expert, nullptr, two_stage);  // matrices of an odd number of elements
+    check(3, 48, 64, gated, by_width, &group, two_stage);
+    check(6, 48, 64, gated, of_many, &group, two_stage);
+    check(6, 37, 768, columns, of_many, &group, two_stage);
+  }
 }
 
 TEST_CASE("a boundary inside a block and values that are not finite are refused") {

@@ -162,6 +162,8 @@ TEST_CASE("the formula agrees with the trainer's own step for adapters") {
       {"model=llama3-8b", "peft.dim=256"},
       {"model=llama3-8b", "peft.target_modules=[linear_qkv]"},
       {"model=mixtral-8x7b"},
+      {"model=mixtral-8x7b", "dist.world_size=1", "dist.ep=1", "peft=qlora"},
+      {"model=qwen3-30b-a3b", "dist.world_size=2", "dist.ep=2", "peft=qlora"},
       {"model=llama3-70b", "dist.tp=4", "dist.cp=2", "train.micro_batch_size=2",
        "model.recompute_granularity=selective", "model.recompute_modules=[layernorm]"}};
   for (const auto& overrides : runs) {

@@ -52,12 +52,27 @@ TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time i
   }
 }
 
+TEST_CASE("so do those of experts, of which a layer's are expanded together") {
+  config::Config config = capstan::testing::tiny_experts_config();
+  config.model.num_layers = 6, config.model.num_moe_experts = 16, config.model.moe_ffn_hidden_size = 256;
+  constexpr auto kParameters = static_cast<size_t>(MemoryCategory::parameters);
+  const auto taken = [&](config::BaseQuantization quantization) {
+    return estimate_step(with_adapters(config, quantization), 0).memory.peak_by_category[kParameters];
+  };
+  const int64_t matrix = 16 * 256 * config.model.hidden_size, experts = 6 * 3 * matrix,
+                expanded = 4 * 2 * matrix, codes = experts / 2 + experts / 32 + 4 * experts / 32 / 256;
+  const int64_t saved = taken(config::BaseQuantization::none) - taken(config::BaseQuantization::nf4);
+  // The other layers' weights are less than a twentieth.
+  CHECK(saved > 4 * experts - codes - expanded);
+  CHECK(saved < 1.05 * static_cast<double>(4 * experts - codes - expanded));
+}
+
 TEST_CASE_TEMPLATE(
     "beside weights in 4 bits the losses are those of the CPU, near those beside the weights themselves", D,
     EVERY_DEVICE) {
   const int64_t steps = D::kSlow ? 1 : 4;
-  for (const bool llama : {false, true}) {
-    config::Config config = capstan::testing::tiny_config(llama);
+  for (config::Config config : {capstan::testing::tiny_config(false), capstan::testing::tiny_config(true),
+                                capstan::testing::tiny_experts_config()}) {
     const auto exact = test::run(with_adapters(config, config::BaseQuantization::none), steps);
     config = with_adapters(config, config::BaseQuantization::nf4);
     const auto cpu = test::run(config, steps);

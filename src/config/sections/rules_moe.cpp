@@ -97,16 +97,6 @@ RULE("R0719", experts_exclude_low_precision, "fp8 and fp4 exclude a model with e
       .help("set " + field + "=null");
 }
 
-RULE("R0720", experts_exclude_quantized_base, "peft.base_quantization excludes a model with experts",
-     "peft.base_quantization", "model.num_moe_experts") {
-  if (!has_experts(c) || !c.peft || c.peft->base_quantization == BaseQuantization::none) return;
-  report
-      .error(
-          "`peft.base_quantization` is set for a model with experts, whose weights this version does not "
-          "keep in 4 bits")
-      .help("set peft.base_quantization=none");
-}
-
 RULE("R0707", topk_of_the_experts, "moe_router_topk is at most num_moe_experts", "model.moe_router_topk",
      "model.num_moe_experts") {
   if (!has_experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;

@@ -1,8 +1,11 @@
 // Checkpoints, tokenizer, adapters and anomaly detection of a run.
 #include <algorithm>
+#include <functional>
 
 #include "base/text.hpp"
 #include "config/sections/adapter_targets.hpp"
+#include "config/sections/conditions.hpp"
+#include "config/sections/moe_layers.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -228,61 +231,86 @@ RULE("R0914", quantized_blocks, "quantization blocks are powers of two", "peft.q
 
 // The share of a matrix that a tensor-parallel rank holds, if blocks of its elements have a common scale.
 struct QuantizedShard {
-  const char* layer;
+  std::string layer;
   // Description such as "704 of 2816 columns".
   std::string part;
   // Number of elements between two shard boundaries, in the order of the matrix.
   int64_t elements;
 };
 
+// The shares of the matrices of a model over a number of ranks.
+class QuantizedShards {
+ public:
+  explicit QuantizedShards(int64_t ranks) : ranks_(ranks) {}
+  // `count` of `of` rows of `width` elements.
+  void rows(const std::string& layer, int64_t count, int64_t of, int64_t width, const char* what = "") {
+    list.push_back({layer, to_text(count) + " of " + to_text(of) + " rows" + what, count * width});
+  }
+  void columns(const std::string& layer, int64_t of) {
+    list.push_back({layer, to_text(of / ranks_) + " of " + to_text(of) + " columns", of / ranks_});
+  }
+  void mlp(const std::string& module, int64_t ffn, const ModelConfig& m) {
+    rows(module + "linear_fc1", ffn / ranks_, m.gated_linear_unit ? 2 * ffn : ffn, m.hidden_size);
+    columns(module + "linear_fc2", ffn);
+  }
+  std::vector<QuantizedShard> list;
+
+ private:
+  int64_t ranks_;
+};
+
+// Over tensor-parallel ranks: all but experts. A size that the ranks do not divide is reported by another
+// rule.
 std::vector<QuantizedShard> quantized_shards(const Config& c, int64_t ranks) {
   const ModelConfig& m = c.model;
   const int64_t hidden = m.hidden_size, d = m.kv_channels.value_or(0), heads = m.num_attention_heads * d,
                 values = m.multi_latent_attention ? m.num_attention_heads * m.v_head_dim : heads;
   const int64_t ffn = m.ffn_hidden_size.value_or(0),
+                shared = m.moe_shared_expert_intermediate_size.value_or(0),
                 groups = m.num_query_groups.value_or(m.num_attention_heads);
-  std::vector<QuantizedShard> shards;
-  const auto rows_of = [&](const char* layer, int64_t count, int64_t of, const char* what, int64_t width) {
-    shards.push_back({layer, to_text(count) + " of " + to_text(of) + " rows" + what, count * width});
-  };
-  const auto rows = [&](const char* layer, int64_t count, int64_t of, const char* what) {
-    rows_of(layer, count, of, what, hidden);
-  };
-  const auto columns = [&](const char* layer, int64_t of) {
-    shards.push_back({layer, to_text(of / ranks) + " of " + to_text(of) + " columns", of / ranks});
-  };
-  // Another rule reports a size that the ranks do not divide.
-  if (heads % ranks != 0 || values % ranks != 0 || ffn % ranks != 0) return shards;
+  if (heads % ranks != 0 || values % ranks != 0 || ffn % ranks != 0 || shared % ranks != 0) return {};
+  QuantizedShards shards(ranks);
   const int64_t qkv = heads + 2 * groups * d;
   if (m.multi_latent_attention) {
     // The down-projections are not sharded.
-    rows_of(m.q_lora_rank ? "linear_q_up_proj" : "linear_q_proj", heads / ranks, heads, "",
-            m.q_lora_rank.value_or(hidden));
+    shards.rows(m.q_lora_rank ? "linear_q_up_proj" : "linear_q_proj", heads / ranks, heads,
+                m.q_lora_rank.value_or(hidden));
     const int64_t keys_values = m.num_attention_heads * (m.qk_head_dim + m.v_head_dim);
-    rows_of("linear_kv_up_proj", keys_values / ranks, keys_values, "", m.kv_lora_rank);
+    shards.rows("linear_kv_up_proj", keys_values / ranks, keys_values, m.kv_lora_rank);
   } else if (ranks <= groups) {
-    rows("linear_qkv", qkv / ranks, qkv, "");
+    shards.rows("linear_qkv", qkv / ranks, qkv, hidden);
   } else {
-    rows("linear_qkv", heads / ranks, qkv, " (queries)");
-    rows("linear_qkv", 2 * d, qkv, " (keys and values)");
+    shards.rows("linear_qkv", heads / ranks, qkv, hidden, " (queries)");
+    shards.rows("linear_qkv", 2 * d, qkv, hidden, " (keys and values)");
   }
-  columns("linear_proj", values);
-  rows("linear_fc1", ffn / ranks, m.gated_linear_unit ? 2 * ffn : ffn, "");
-  columns("linear_fc2", ffn);
-  return shards;
+  shards.columns("linear_proj", values);
+  bool dense = false;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) dense = dense || !is_moe_layer(m, layer);
+  if (dense) shards.mlp("", ffn, m);
+  if (has_experts(c) && shared > 0) shards.mlp("shared_experts.", shared, m);
+  return shards.list;
 }
 
-RULE("R0915", tensor_shards_hold_full_quantized_blocks,
-     "tensor parallelism shards quantized weights at the boundaries of quantization blocks",
-     "peft.quantization_block", "dist.tensor_model_parallel_size") {
-  const int64_t ranks = c.dist.tensor_model_parallel_size;
-  if (!c.peft || c.peft->base_quantization == BaseQuantization::none || ranks < 2) return;
+// Over expert tensor-parallel ranks: each expert's matrices.
+std::vector<QuantizedShard> quantized_expert_shards(const Config& c, int64_t ranks) {
+  const int64_t ffn = c.model.moe_ffn_hidden_size.value_or(0);
+  if (!has_experts(c) || ffn % ranks != 0) return {};
+  QuantizedShards shards(ranks);
+  shards.mlp("experts.", ffn, c.model);
+  return shards.list;
+}
+
+void require_full_blocks(
+    const Config& c, const std::string& field, const char* name_of_ranks, int64_t ranks,
+    const std::function<std::vector<QuantizedShard>(const Config&, int64_t)>& shards_over,
+    RuleReport& report) {
+  if (ranks < 2) return;
   const int64_t block = c.peft->quantization_block;
   const auto all_full = [](const std::vector<QuantizedShard>& shards, int64_t of) {
     return std::all_of(shards.begin(), shards.end(),
                        [&](const auto& shard) { return shard.elements % of == 0; });
   };
-  const auto shards = quantized_shards(c, ranks);
+  const auto shards = shards_over(c, ranks);
   if (all_full(shards, block)) return;
   std::vector<std::string> ways;
   for (int64_t smaller = block / 2; smaller >= 32; smaller /= 2)
@@ -291,19 +319,28 @@ RULE("R0915", tensor_shards_hold_full_quantized_blocks,
       break;
     }
   for (int64_t fewer = ranks - 1; fewer > 0; --fewer)
-    if (ranks % fewer == 0 && (fewer == 1 || all_full(quantized_shards(c, fewer), block))) {
-      ways.push_back("dist.tensor_model_parallel_size=" + to_text(fewer));
+    if (ranks % fewer == 0 && (fewer == 1 || all_full(shards_over(c, fewer), block))) {
+      ways.push_back(field + "=" + to_text(fewer));
       break;
     }
   for (const QuantizedShard& shard : shards)
-    if (shard.elements % block != 0) {
+    if (shard.elements % block != 0)
       report
-          .error(std::string("`") + shard.layer + ".weight`: each of " + to_text(ranks) +
-                 " tensor-parallel ranks holds " + shard.part + ", runs of " + to_text(shard.elements) +
+          .error("`" + shard.layer + ".weight`: each of " + to_text(ranks) + name_of_ranks + " ranks holds " +
+                 shard.part + ", runs of " + to_text(shard.elements) +
                  " elements: no multiple of `peft.quantization_block` " + to_text(block) +
                  ", whose elements share a scale")
           .help("set " + join(ways, " or "));
-    }
+}
+
+RULE("R0915", tensor_shards_hold_full_quantized_blocks,
+     "tensor parallelism shards quantized weights at the boundaries of quantization blocks",
+     "peft.quantization_block", "dist.tensor_model_parallel_size", "?dist.expert_tensor_parallel_size") {
+  if (!c.peft || c.peft->base_quantization == BaseQuantization::none) return;
+  require_full_blocks(c, "dist.tensor_model_parallel_size", " tensor-parallel",
+                      c.dist.tensor_model_parallel_size, quantized_shards, report);
+  require_full_blocks(c, "dist.expert_tensor_parallel_size", " expert tensor-parallel",
+                      c.dist.expert_tensor_parallel_size.value_or(1), quantized_expert_shards, report);
 }
 
 RULE("R0916", quantized_weights_are_unsharded, "quantized weights are not sharded over data-parallel ranks",

@@ -14,9 +14,9 @@ namespace capstan::config {
 namespace {
 
 // The small model, where the large one does not have less already.
-constexpr int64_t kHeadWidth = 16, kGroups = 2, kHeadsOfOne = 8, kHeads = 4, kVocabulary = 512, kTokens = 64,
-                  kLayers = 2, kExperts = 8, kAdapterRank = 8, kSteps = 2, kMicroBatches = 2, kSamples = 2,
-                  kChosenExperts = 2;
+constexpr int64_t kQuantizationBlock = 32, kHeadWidth = 16, kGroups = 2, kHeadsOfOne = 8, kHeads = 4,
+                  kVocabulary = 512, kTokens = 64, kLayers = 2, kExperts = 8, kAdapterRank = 8, kSteps = 2,
+                  kMicroBatches = 2, kSamples = 2, kChosenExperts = 2;
 
 int64_t rounded(double value, int64_t multiple) {
   return std::max<int64_t>(1, std::llround(value / static_cast<double>(multiple))) * multiple;
@@ -169,12 +169,17 @@ class Shrinker {
     scale_softmax(width);
   }
 
+  bool quantized() const {
+    return recipe_.config.peft && recipe_.config.peft->base_quantization != BaseQuantization::none;
+  }
+  // Of which widths are multiples: tensor parallelism does not divide blocks of quantized weights.
+  int64_t width_unit(int64_t least) const {
+    return quantized() ? kQuantizationBlock * tp_ : std::lcm(least, tp_);
+  }
+
   void widths() {
     const int64_t width = m_.kv_channels.value_or(1) * m_.num_attention_heads;
-    // Tensor parallelism does not divide blocks of quantized weights.
-    const bool quantized =
-        recipe_.config.peft && recipe_.config.peft->base_quantization != BaseQuantization::none;
-    const int64_t unit = std::lcm(int64_t{quantized ? 64 : 8}, tp_);
+    const int64_t unit = width_unit(8);
     hidden_ = m_.hidden_size == width
                   ? heads_ * head_
                   : rounded(static_cast<double>(heads_ * head_) * ratio(m_.hidden_size, width), unit);
@@ -184,7 +189,8 @@ class Shrinker {
     const int64_t ffn = m_.ffn_hidden_size.value_or(4 * m_.hidden_size);
     set("model.ffn_hidden_size",
         std::min(ffn, rounded(ratio(ffn, m_.hidden_size) * static_cast<double>(hidden_), unit)), ffn);
-    if (quantized) set("peft.quantization_block", int64_t{32}, recipe_.config.peft->quantization_block);
+    if (quantized())
+      set("peft.quantization_block", kQuantizationBlock, recipe_.config.peft->quantization_block);
     // A vocabulary that needs padding keeps a size that needs padding.
     const bool padded = m_.padded_vocab_size && *m_.padded_vocab_size != m_.vocab_size;
     int64_t vocabulary = kVocabulary;
@@ -265,9 +271,11 @@ class Shrinker {
     const int64_t chosen = set("model.moe_router_topk", std::min({m_.moe_router_topk, count, kChosenExperts}),
                                m_.moe_router_topk);
     expert_groups(count, chosen);
+    const int64_t unit = width_unit(16);
     const auto narrow = [&](const char* path, std::optional<int64_t> width) {
       if (width && written(path))
-        set(path, std::min(*width, rounded(ratio(*width, m_.hidden_size) * static_cast<double>(hidden_), 16)),
+        set(path,
+            std::min(*width, rounded(ratio(*width, m_.hidden_size) * static_cast<double>(hidden_), unit)),
             *width);
     };
     narrow("model.moe_ffn_hidden_size", m_.moe_ffn_hidden_size);
