@@ -30,6 +30,11 @@ enum class Collective : uint8_t { all_gather, reduce_scatter, all_reduce, all_to
 // Seconds of a collective. bytes: the full tensor, which an all-gather leaves on every rank; of an all-to-all
 // all that one rank sends, to itself included.
 double collective_seconds(const Cluster& cluster, const Group& group, Collective collective, double bytes);
+// The same of several, one after the other; bytes: of all together.
+inline double collectives_seconds(const Cluster& cluster, const Group& group, Collective collective,
+                                  double bytes, double count) {
+  return count > 0 ? count * collective_seconds(cluster, group, collective, bytes / count) : 0;
+}
 
 // Seconds until the tokens of each rank are on the ranks of their topk experts, where a fast domain gets one
 // copy of a token and hands it to its ranks. bytes: of the tokens of one rank, once. group_topk: fast domains

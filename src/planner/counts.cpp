@@ -59,7 +59,8 @@ double score_macs(const RunShape& s) {
 
 double causal_fraction(const RunShape& s) {
   if (s.window <= 0) return 0.5;
-  const double windowed = std::min(real(s.window) / real(s.seq), 0.5);
+  // A token attends to those before it, up to the window.
+  const double width = std::min(real(s.window) / real(s.seq), 1.0), windowed = width - width * width / 2;
   if (s.full_every <= 0) return windowed;
   const double full = real(s.layers / s.full_every) / real(s.layers);
   return full * 0.5 + (1 - full) * windowed;

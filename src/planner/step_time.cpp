@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "parallel/bucket.hpp"
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
@@ -104,24 +105,94 @@ RankParameters gathered_parameters(const RunShape& s, RankParameters all) {
   return all;
 }
 
-// Of `trained` parameters, whose replicas are on `shards` ranks of each optimizer instance at a distance of
-// `stride`; `gathered`: by gathered_parameters().
-DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t stride, int64_t shards, double trained,
-                         double gathered) {
+// Parameters of a rank on one of the two grids.
+struct GridParameters {
+  // Replicas are on `shards` ranks of each optimizer instance, at a distance of `stride`.
+  int64_t stride = 1, shards = 1;
+  // Those that train, and those that are gathered before a pass (gathered_parameters()).
+  double trained = 0, gathered = 0;
+  // Buckets of the trained ones, and of all. Each has a collective of its own.
+  double trained_buckets = 0, buckets = 0;
+};
+
+// The weights of a layer on a rank, from the last one on; of the small ones the first norm alone, before
+// which a bucket may be full.
+std::vector<double> weights_of(const RunShape& s, bool expert_layer, ParameterGrid grid) {
+  const double h = real(s.hidden), fc1 = s.gated ? 2 : 1;
+  if (grid == ParameterGrid::expert) {
+    if (!expert_layer) return {};
+    const double experts = h * real(s.experts->ffn * s.experts->count) / real(s.ep * s.etp);
+    return {experts, fc1 * experts};
+  }
+  const double mlp = h * real(expert_layer ? s.experts->shared_ffn : s.ffn) / real(s.tp),
+               output = h * real(s.latent ? s.heads * s.latent->v_dim : s.query_width()) / real(s.tp);
+  return {mlp, fc1 * mlp, output, layer_macs(s, expert_layer).attention / real(s.tp) - output, h};
+}
+
+// The buckets of a rank's weights, which are filled as parallel::plan_buckets() does it: one is full when it
+// has `elements`, and ends with its layer where parameters are sharded.
+double bucket_count(const RunShape& s, int64_t rank, ParameterGrid grid, double elements) {
+  const bool by_layer = s.sharding == config::ShardingStrategy::optim_grads_params;
+  double count = 0, open = 0;
+  const auto close = [&] { count += open > 0, open = 0; };
+  const auto add = [&](double weight) {
+    open += weight;
+    if (open >= elements) close();
+  };
+  const auto add_table = [&](bool exists) {
+    if (!exists || grid == ParameterGrid::expert) return;
+    add(real(s.hidden * s.vocab) / real(s.tp));
+    if (by_layer) close();
+  };
+  for (size_t i = 0; i < s.stages.size(); ++i) {
+    if (s.stage_ranks[i] != rank) continue;
+    const StageShape& stage = s.stages[i];
+    add_table(stage.head && !s.tied);
+    for (int64_t layer = 0; layer < stage.layers(); ++layer) {
+      for (const double weight : weights_of(s, layer < stage.expert_layers, grid)) add(weight);
+      if (by_layer) close();
+    }
+    add_table(stage.embedding);
+  }
+  close();
+  return count;
+}
+
+GridParameters grid_parameters(const RunShape& s, int64_t rank, ParameterGrid grid, double trained,
+                               double gathered) {
+  const bool experts = grid == ParameterGrid::expert;
+  const int64_t shards = experts ? s.expert_shards() : s.dense_shards();
+  const double elements = real(s.bucket_elements.value_or(
+      s.sharding >= config::ShardingStrategy::optim_grads
+          ? parallel::default_bucket_elements(static_cast<int64_t>(trained), s.dense_shards())
+          : parallel::BucketOptions().bucket_elements));
+  const double all = bucket_count(s, rank, grid, elements);
+  return {.stride = experts ? s.etp * s.ep : s.tp,
+          .shards = shards,
+          .trained = trained,
+          .gathered = gathered,
+          // Adapters are small.
+          .trained_buckets = s.frozen_base() ? std::ceil(trained / elements) : all,
+          .buckets = all};
+}
+
+DataTraffic data_traffic(const RunShape& s, const Cluster& c, const GridParameters& grid) {
   using enum config::ShardingStrategy;
+  const auto& [stride, shards, trained, gathered, trained_buckets, buckets] = grid;
   const Group shard = group_of(c, stride, shards, s.gpus()),
               replica = group_of(c, stride * shards, s.instances, s.gpus());
-  if (s.sharding == no_shard)
-    return {collective_seconds(c, shard, Collective::all_reduce, s.reduced_bytes * trained), 0};
-  const double slice = trained / real(shards);
-  const auto gather = [&](double parameters) {
-    return collective_seconds(c, shard, Collective::all_gather, s.parameter_bytes * parameters);
+  const auto seconds = [&](Collective collective, double bytes) {
+    return collectives_seconds(c, shard, collective, bytes * trained, trained_buckets);
   };
-  DataTraffic traffic{collective_seconds(c, shard, Collective::reduce_scatter, s.reduced_bytes * trained),
-                      gather(trained)};
+  if (s.sharding == no_shard) return {seconds(Collective::all_reduce, s.reduced_bytes), 0};
+  const double slice = trained / real(shards);
+  DataTraffic traffic{seconds(Collective::reduce_scatter, s.reduced_bytes),
+                      seconds(Collective::all_gather, s.parameter_bytes)};
   // Gradients that are sharded are reduced after each micro-batch.
   if (s.sharding >= optim_grads) traffic.gradients *= real(s.micro_batches());
-  if (s.sharding == optim_grads_params) traffic.parameters = passes_of(s) * gather(gathered);
+  if (s.sharding == optim_grads_params)
+    traffic.parameters = passes_of(s) * collectives_seconds(c, shard, Collective::all_gather,
+                                                            s.parameter_bytes * gathered, buckets);
   // The slice of a rank is reduced between instances once in a step.
   const Collective between = s.shards_over_instances ? Collective::reduce_scatter : Collective::all_reduce;
   traffic.gradients += collective_seconds(c, replica, between, s.reduced_bytes * slice);
@@ -135,9 +206,11 @@ DataTraffic data_traffic(const RunShape& s, const Cluster& c, int64_t rank) {
                        frozen = s.frozen_base() ? rank_parameters(s, rank) : RankParameters(),
                        gathered = gathered_parameters(
                            s, {trained.dense + frozen.dense, trained.experts + frozen.experts});
-  const DataTraffic dense = data_traffic(s, c, s.tp, s.dense_shards(), trained.dense, gathered.dense),
-                    experts = data_traffic(s, c, s.etp * s.ep, s.expert_shards(), trained.experts,
-                                           gathered.experts);
+  const DataTraffic dense = data_traffic(
+                        s, c, grid_parameters(s, rank, ParameterGrid::dense, trained.dense, gathered.dense)),
+                    experts = data_traffic(
+                        s, c,
+                        grid_parameters(s, rank, ParameterGrid::expert, trained.experts, gathered.experts));
   return {dense.gradients + experts.gradients, dense.parameters + experts.parameters};
 }
 

@@ -138,6 +138,26 @@ TEST_CASE("the recipes of published tables have the table's sizes, layouts, batc
   CHECK(check_recipes("gpt_h100.csv", "gpt-h100-") == 9);
 }
 
+TEST_CASE("a token attends to those before it, up to the window") {
+  RunShape s;
+  s.layers = 6, s.seq = 64;
+  for (const int64_t window : {0, 1, 16, 32, 63, 64, 100})
+    for (const int64_t full_every : {0, 2, 3}) {
+      CAPTURE(window);
+      CAPTURE(full_every);
+      s.window = window, s.full_every = full_every;
+      double scores = 0;
+      for (int64_t layer = 0; layer < s.layers; ++layer) {
+        const bool full = window == 0 || (full_every > 0 && layer % full_every == full_every - 1);
+        // The average over the positions of a token within the sequence, in the middle of its own.
+        for (int64_t token = 0; token < s.seq; ++token)
+          scores += full ? real(token) + 0.5
+                         : std::min(real(token) + 0.5, real(window) - (token < window ? 0.5 : 0));
+      }
+      CHECK(causal_fraction(s) * real(s.layers * s.seq * s.seq) == doctest::Approx(scores).epsilon(0.02));
+    }
+}
+
 TEST_CASE("the formula counts the parameters that the models list") {
   for (const auto& preset : config::Library::standard().presets("model")) {
     CAPTURE(preset.name);

@@ -97,6 +97,8 @@ RunShape shape_of(const PublishedRow& row, bool gated) {
   s.tp = row.size("tp"), s.pp = row.size("pp"), s.vpp = row.size("vpp"), s.cp = row.size("cp");
   s.dp = row.has("dp") ? row.size("dp") : row.size("ngpu") / (s.tp * s.pp * s.cp);
   s.etp = s.tp;
+  // Megatron's default, in distributed_data_parallel_config.
+  s.bucket_elements = std::max<int64_t>(40'000'000, 1'000'000 * s.dp * s.cp);
   s.micro_batch = row.size("mbs"), s.global_batch = row.size("gbs");
   s.sequence_parallel = s.tp > 1;
   s.schedule = s.vpp > 1 ? config::PipelineSchedule::interleaved : config::PipelineSchedule::one_f_one_b;

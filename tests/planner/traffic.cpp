@@ -3,6 +3,8 @@
 
 #include <map>
 
+#include "models/registry.hpp"
+#include "parallel/bucket.hpp"
 #include "planner/pipeline.hpp"
 #include "planner/resolver.hpp"
 #include "train/trainer/estimate.hpp"
@@ -130,4 +132,36 @@ TEST_CASE("the capacity of experts decides how many tokens are sent") {
   check_bytes("mixtral-8x7b", {"dist.ep=8", factor + "0.5"}, 0.01);
   check_bytes("mixtral-8x7b", {"dist.ep=8", factor + "2", "model.moe_pad_expert_input_to_capacity=true"},
               0.01);
+}
+
+// On 64 GPUs, eight nodes: the collectives of a step pass seven hops of a ring each.
+TEST_CASE("data parallelism pays a latency for each bucket of the trainer") {
+  for (const std::string recipe : {"llama3-8b", "llama3-70b", "gpt2-124m", "mixtral-8x7b"})
+    for (const std::string strategy : {"zero1", "zero2", "zero3"}) {
+      CAPTURE(recipe);
+      CAPTURE(strategy);
+      const auto config =
+          resolve(recipe, {"dist.world_size=64", "dist.cp=1", "dist.tp=1", "dist.sp=false", "dist.pp=1",
+                           "dist.vpp=null", "dist.ep=1", "ddp=" + strategy, "comm_overlap=none",
+                           "train.micro_batch_size=1", "train.global_batch_size=128",
+                           "ddp.overlap_grad_reduce=false", "ddp.overlap_param_gather=false"});
+      REQUIRE(config.has_value());
+      const bool by_block = strategy == "zero3", each = strategy != "zero1";
+      const auto model = models::build(config->model);
+      int64_t trained = 0;
+      for (const auto& parameter : model->parameters()) trained += parameter->shape().elements();
+      const auto layout =
+          parallel::plan_buckets(model->parameters(), {.bucket_elements = config->ddp.bucket_size.value_or(
+                                                           parallel::default_bucket_elements(trained, 64)),
+                                                       .by_block = by_block});
+      const auto buckets = static_cast<double>(layout.buckets.size());
+      // Two micro-batches: gradients are reduced once or for each; parameters are gathered once, or twice
+      // for each.
+      const double collectives = (each ? 2 : 1) * buckets + (by_block ? 4 : 1) * buckets;
+      const RunShape shape = run_shape(*config);
+      Cluster near = read_cluster("h100"), far = near;
+      far.inter_latency += 1000;
+      const double found = (step_time(shape, far).data - step_time(shape, near).data) / 7e-3;
+      CHECK(found == doctest::Approx(collectives).epsilon(0.1));
+    }
 }
