@@ -262,14 +262,16 @@ class ClusterMeasurement {
 
   // A training step takes longer than its kernels by themselves, which find their operands in the cache.
   void measure_step() {
-    if (world_.size() > 1) return note("other_fraction", "not measured: several ranks");
-    const double gflops = 1e-9 * planner::peak_flops(cluster_, format_);
+    // Ranks measure their own, and have to agree on the size of a step.
+    const double gflops = comm::all_reduce(
+        world_.communicator(), 1e-9 * planner::peak_flops(cluster_, format_), comm::ReduceOp::max);
     const config::Config step = train::with_short_step(config_, gflops);
     const double seconds = train::measure_step(step, world_, gflops, std::max(2.0, 20 * seconds_)).seconds;
     cluster_.other_fraction = 0;
     const double kernels = planner::step_time(planner::run_shape(step), cluster_).seconds;
     cluster_.other_fraction = rounded(std::clamp(seconds / kernels - 1, 0.0, 1.0));
-    note("other_fraction", "a training step of " + config_.name + ": " + significant(seconds, 3) +
+    const std::string ranks = world_.size() > 1 ? " on " + counted(world_.size(), "rank") : "";
+    note("other_fraction", "a training step of " + config_.name + ranks + ": " + significant(seconds, 3) +
                                " s, its kernels " + significant(kernels, 3) + " s by these figures");
   }
 
