@@ -685,7 +685,8 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
     if (!over || over_replicas.size() == kPendingReplicaGathers) gather_oldest();
   }
   while (!over_replicas.empty()) gather_oldest();
-  if (shards_parameters_ && !wait) start_gather(0);
+  // A pipeline rank may have no parameters.
+  if (shards_parameters_ && !wait && !block_buckets_.empty()) start_gather(0);
 }
 
 void FlatStore::after_update(const Tensor& control) {

@@ -310,6 +310,18 @@ TEST_CASE("the estimate counts the sums of the losses of every micro-batch") {
   CHECK(std::abs(more - 8 * (kMany - kFew)) < 16384);
 }
 
+TEST_CASE("a pipeline rank without parameters has none to gather") {
+  config::Config config = capstan::testing::tiny_config(true);
+  config.dist.world_size = 6, config.dist.pipeline_model_parallel_size = 3, config.dist.data_parallel_size = 2;
+  config.dist.pipeline_model_parallel_layout = "Et||tL";
+  config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads_params;
+  config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
+  for (const int64_t rank : {0, 2, 4}) {
+    const MemoryUse memory = estimate_step(config, rank).memory;
+    CHECK((memory.peak_by_category[static_cast<size_t>(MemoryCategory::parameters)] > 0) == (rank != 2));
+  }
+}
+
 TEST_CASE("the bytes that a step copies are estimated, with reruns too") {
   for (const bool stand_in : {false, true})
     for (const auto mode : {config::RerunMode::disabled, config::RerunMode::validate_results}) {

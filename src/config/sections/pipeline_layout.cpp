@@ -112,6 +112,7 @@ PipelineLayout parse_pipeline_layout(std::string_view text) {
     if (c != 'L' && losses > 0) bad("`L` has to be the last item");
     if (c == 'E') {
       if (seen > 0) bad("`E` has to be the first item, once");
+      if (layout.stages.size() > 1) bad("`E` has to be in the first stage");
       stage.embedding = true;
       ++embeddings;
     } else if (c == 't') {
@@ -130,6 +131,7 @@ PipelineLayout parse_pipeline_layout(std::string_view text) {
   }
   if (embeddings == 0) bad("`E` (the embedding) is missing");
   if (losses == 0) bad("`L` (head and loss) is missing");
+  if (!layout.stages.back().loss) bad("`L` has to be in the last stage");
   return layout;
 }
 
