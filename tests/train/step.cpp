@@ -312,7 +312,8 @@ TEST_CASE("the estimate counts the sums of the losses of every micro-batch") {
 
 TEST_CASE("a pipeline rank without parameters has none to gather") {
   config::Config config = capstan::testing::tiny_config(true);
-  config.dist.world_size = 6, config.dist.pipeline_model_parallel_size = 3, config.dist.data_parallel_size = 2;
+  config.dist.world_size = 6, config.dist.pipeline_model_parallel_size = 3,
+  config.dist.data_parallel_size = 2;
   config.dist.pipeline_model_parallel_layout = "Et||tL";
   config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads_params;
   config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;

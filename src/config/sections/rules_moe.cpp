@@ -112,11 +112,15 @@ RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing with softmax scores n
   if (!has_experts(c) || m.moe_router_topk != 1 || m.moe_router_score_function != RouterScore::softmax ||
       m.moe_router_pre_softmax)
     return;
+  // A warning: the weights of such a model can be evaluated, converted and fine-tuned as they are.
   report
-      .error(
+      .warning(
           "with `model.moe_router_topk` 1, the softmax over the one selected expert is always 1 and the "
           "router gets no gradient")
-      .help("set model.moe_router_pre_softmax=true, or model.moe_router_score_function=sigmoid");
+      .help(
+          "for a new model set model.moe_router_pre_softmax=true, or "
+          "model.moe_router_score_function=sigmoid; "
+          "weights that were trained without it keep their results only without it");
 }
 
 RULE("R0709", expert_bias_needs_sigmoid, "moe_router_enable_expert_bias needs sigmoid scores",
