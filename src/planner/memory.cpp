@@ -98,8 +98,8 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
     sequence = bytes * h;
     return tokens * sequence / (s.sequence_parallel ? t : 1);
   }
-  // Inputs of both norms, and of the two GEMMs that follow them.
-  sequence += 2 * bytes * h;
+  // Inputs of all norms, and of the two GEMMs that follow those of the inputs.
+  sequence += real(s.norms_per_layer) * bytes * h;
   const double inputs = (saved(attention) + (s.adapters || !expert_layer ? saved(mlp) : saved(experts))) * h;
   if (!recompute.norms) sequence += inputs;
   if (s.adapters) full += adapter_activations(s, expert_layer);

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -378,6 +379,41 @@ TEST_CASE("gpt3-175b fits 128, 256 and 512 ranks, and not 100") {
   const auto r = resolved("gpt3-175b", {}, 100);
   CHECK_FALSE(r.ok());
   CHECK(problems(r).find("nearest legal dist.world_size: 96 or 128") != std::string::npos);
+}
+
+TEST_CASE("batches, steps and warm-up are those of Megatron-Bridge's recipes") {
+  struct Truth {
+    std::vector<const char*> recipes;
+    int64_t batch, iterations, warmup;
+  };
+  const Truth truths[] = {
+      {{"llama2-7b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "llama3.2-1b",
+        "llama3.2-3b"},
+       512,
+       1'168'251,
+       2000},
+      {{"qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen3-0.6b", "qwen3-8b", "qwen3-32b",
+        "gemma2-2b", "gemma2-9b", "gemma2-27b"},
+       32,
+       300'000,
+       500},
+      {{"qwen3-30b-a3b"}, 1024, 300'000, 500},
+      {{"deepseek-v2", "deepseek-v2-lite", "gpt-oss-20b", "gpt-oss-120b"}, 512, 1'000'000, 2000},
+      {{"deepseek-v3", "kimi-k2"}, 4096, 1'000'000, 2000},
+      {{"moonlight-16b-a3b"}, 1024, 500'000, 2000},
+      {{"olmoe-1b-7b"}, 2048, 500'000, 2000},
+  };
+  for (const Truth& truth : truths)
+    for (const char* recipe : truth.recipes) {
+      CAPTURE(recipe);
+      const Config config = resolved(recipe).config;
+      CHECK(config.train.global_batch_size == truth.batch);
+      CHECK(config.train.train_iters == truth.iterations);
+      CHECK(std::llround(*config.scheduler.lr_warmup_fraction * static_cast<double>(truth.iterations)) ==
+            truth.warmup);
+      CHECK(config.optimizer.lr == 3e-4);
+    }
+  CHECK(resolved("kimi-k2").config.optimizer.optimizer == OptimizerKind::muon);
 }
 
 TEST_CASE("train_iters alone is legal in every shipped recipe and schedule") {

@@ -222,7 +222,8 @@ TEST_CASE("a search divides 61 layers over pipelines whose last stage has fewer"
 }
 
 TEST_CASE("every layout of a search of a model with experts is a recipe that fits, with what it names") {
-  const Resolver resolve = resolver("mixtral-8x7b", {"dist.world_size=8", "dist.pp=1", "model.num_layers=4"});
+  const Resolver resolve =
+      resolver("mixtral-8x7b", {"dist.world_size=8", "dist.pp=1", "dist.vpp=null", "model.num_layers=4"});
   Cluster cluster = read_cluster("h100");
   cluster.usable_memory.value = int64_t{20} << 30;
   const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
@@ -250,8 +251,11 @@ TEST_CASE("the formula of memory agrees with the trainer's step for schedules, r
       {"gpt2-1.5b", {small, {"dist.pipeline_schedule=zb_h1"}, selective, {"model.recompute_modules=[mlp]"}}},
       {"gpt2-1.5b", {small, selective, {"model.recompute_modules=[layernorm]"}}},
       {"llama3-8b", {small, {"dist.cp=1", "dist.tp=2", "dist.sp=true", "dist.pipeline_schedule=zb_h1"}}},
-      {"mixtral-8x7b", {{"dist.pp=1", "ddp=zero3", "dist.tp=2", "dist.sp=true", "dist.ep=4", "dist.etp=2"}}},
-      {"mixtral-8x7b", {{"dist.pp=1", "ddp=zero3", "dist.tp=4", "dist.sp=true", "dist.ep=2", "dist.etp=4"}}}};
+      {"mixtral-8x7b",
+       {{"dist.pp=1", "dist.vpp=null", "ddp=zero3", "dist.tp=2", "dist.sp=true", "dist.ep=4", "dist.etp=2"}}},
+      {"mixtral-8x7b",
+       {{"dist.pp=1", "dist.vpp=null", "ddp=zero3", "dist.tp=4", "dist.sp=true", "dist.ep=2",
+         "dist.etp=4"}}}};
   for (const auto& [recipe, lists] : cases) {
     Words words;
     for (const Words& list : lists) append(words, list);
@@ -267,8 +271,8 @@ TEST_CASE("the formula of memory agrees with the trainer's step for schedules, r
 }
 
 TEST_CASE("ranks that share an expert gather its rows and reduce its outputs") {
-  RunShape shape = run_shape(
-      *resolve("mixtral-8x7b", {"dist.pp=1", "dist.tp=2", "dist.sp=true", "dist.ep=4", "dist.etp=1"}));
+  RunShape shape = run_shape(*resolve("mixtral-8x7b", {"dist.pp=1", "dist.vpp=null", "dist.tp=2",
+                                                       "dist.sp=true", "dist.ep=4", "dist.etp=1"}));
   const Cluster cluster = read_cluster("h100");
   const auto sent = [&] {
     for (const LinkTraffic& one : link_traffic(shape, cluster, step_time(shape, cluster)))

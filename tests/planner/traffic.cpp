@@ -79,12 +79,12 @@ TEST_CASE("optimizer instances divide the bytes of data parallelism as in the tr
       check_bytes("llama3-8b", overrides, 0.01);
     }
   // Of routed experts, and of the other parameters.
-  check_bytes("mixtral-8x7b", {"dist.pp=1", "dist.ep=4", instances, "ddp=zero1"}, 0.01);
+  check_bytes("mixtral-8x7b", {"dist.pp=1", "dist.vpp=null", "dist.ep=4", instances, "ddp=zero1"}, 0.01);
 }
 
 TEST_CASE("optimizer instances within a node keep gathers off the network, and cost optimizer state") {
   const Cluster cluster = read_cluster("h100");
-  const std::vector<std::string> base = {"dist.pp=1", "dist.ep=1", "ddp=zero3"};
+  const std::vector<std::string> base = {"dist.pp=1", "dist.vpp=null", "dist.ep=1", "ddp=zero3"};
   std::vector<std::string> in_node = base;
   in_node.push_back("ddp.num_distributed_optimizer_instances=4");
   const auto one = resolve("mixtral-8x7b", base), four = resolve("mixtral-8x7b", in_node);
@@ -124,7 +124,8 @@ TEST_CASE("a pipeline rank sends to its neighbors only") {
 }
 
 TEST_CASE("tokens that are gathered by all ranks of experts are bytes of expert parallelism") {
-  check_bytes("mixtral-8x7b", {"dist.pp=1", "dist.ep=4", "model.moe_token_dispatcher_type=allgather"}, 0.01);
+  check_bytes("mixtral-8x7b",
+              {"dist.pp=1", "dist.vpp=null", "dist.ep=4", "model.moe_token_dispatcher_type=allgather"}, 0.01);
 }
 
 TEST_CASE("the capacity of experts decides how many tokens are sent") {
