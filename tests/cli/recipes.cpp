@@ -156,9 +156,10 @@ TEST_CASE("a recipe from standard input and from files") {
 TEST_CASE("methods are listed with their models, and their short names are recipes") {
   const Finished listed = run({"recipe", "ls"});
   CHECK(contains(listed.out, "\nlora model=MODEL  "));
-  // Those with experts have no dora and no qlora.
+  // Those with experts have no dora, and qlora where one GPU holds them.
   CHECK(contains(listed.out, "\nmodels of lora sft: deepseek-v2 "));
-  CHECK(contains(listed.out, "\nmodels of dora qlora: gemma2-27b "));
+  CHECK(contains(listed.out, "\nmodels of qlora: deepseek-v2-lite "));
+  CHECK(contains(listed.out, "\nmodels of dora: gemma2-27b "));
   CHECK(contains(listed.out, " mixtral-8x7b "));
   CHECK_FALSE(contains(listed.out, "llama3.1-8b-lora"));
   const auto all = capstan::json_of(run({"recipe", "ls", "--json"}).out);
