@@ -181,12 +181,14 @@
       const point = svg("circle", at);
       hint(point, i + 1 + ": " + seconds(l.step_seconds) + ", " + bytes(l.memory_bytes.total) + "\n" +
                   l.overrides.join(" "));
-      picture.append(point, text(at.cx + 9, at.cy + 4, i + 1));
+      picture.append(point, text(at.cx + 9, at.cy + 4, l.is_recipe ? i + 1 + ", the recipe" : i + 1));
     });
     const mark = svg("rect", {x: x(here[0]) - 5, y: y(here[1]) - 5, width: 10, height: 10,
                               fill: "var(--mark)"});
     hint(mark, "the recipe as it is: " + seconds(here[0]) + ", " + bytes(here[1]));
-    picture.append(mark, text(x(here[0]) + 9, y(here[1]) + 4, "the recipe"));
+    picture.append(mark);
+    // A recipe that fits is one of the layouts.
+    if (!layouts.some((l) => l.is_recipe)) picture.append(text(x(here[0]) + 9, y(here[1]) + 4, "the recipe"));
     find("front").replaceChildren(picture);
     const differs = (l) =>
       Object.entries(l.seconds_more_than_first).filter(([, s]) => Math.abs(s) > 1e-6).slice(0, 3)
