@@ -143,6 +143,18 @@ TEST_CASE("a plan of a token or compute budget says days, failures, energy and c
   const auto never = run({"plan", "llama3-8b", "--tokens", "1T", "--cluster", failing});
   CHECK(holds(never.out, "it never ends"));
   CHECK_FALSE(holds(never.out, "MWh"));
+  CHECK(
+      json_of(
+          run({"plan", "llama3-8b", "--tokens", "1T", "--cluster", failing, "--json"}).out)["run"]["seconds"]
+          .is_null());
+  // A run that only takes long.
+  const auto lengthy = run({"plan", "llama3-8b", "--tokens", "10000T"});
+  CHECK(holds(lengthy.out, "K years, of which "));
+  CHECK(holds(lengthy.out, " MWh"));
+  CHECK(holds(run({"plan", "llama3-8b", "--compute", "1e15"}).out, " tokens, 1 step, "));
+  const auto little = run({"plan", "llama3-8b", "--compute", "1"});
+  CHECK(little.code == 2);
+  CHECK(holds(little.err, "--compute 1 is less than one token takes, "));
   CHECK(run({"plan", "llama3-8b", "--search", "--tokens", "1T"}).code == 2);
 }
 

@@ -63,7 +63,9 @@
     fact(plan.tflops_per_gpu.toFixed(0), "model TFLOP/s a GPU (causal attention)");
     fact(percent(plan.mfu), "MFU");
     if (!run) return;
-    fact((run.seconds / 86400).toFixed(1) + " days", "of " + run.tokens.toExponential(2) + " tokens");
+    // A run whose failures come before its saves has no time.
+    const days = run.seconds === null ? "no end" : (run.seconds / 86400).toFixed(1) + " days";
+    fact(days, "of " + run.tokens.toExponential(2) + " tokens");
     fact(percent(run.goodput),
          "goodput, saving every " + duration(run.save_interval_steps * plan.step_seconds));
     if (run.energy_mwh !== null) fact(number(Number(run.energy_mwh.toPrecision(3))) + " MWh", "energy");
