@@ -171,7 +171,7 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
   for (const planner::Change& change : changes) {
     std::vector<std::string> row{seconds_text(change.seconds), price_text(plan, change),
                                  human_bytes(change.bytes) + (change.exact ? "" : " by formula"),
-                                 overrides_text(change.overrides)};
+                                 shell_line(change.overrides)};
     // Buffers of the loader are not worth a word.
     if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord) {
       row[2] += ", host " + human_bytes(change.host_bytes);
@@ -187,12 +187,6 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
 }
 
 }  // namespace
-
-std::string overrides_text(const std::vector<std::string>& overrides) {
-  std::string text;
-  for (const std::string& one : overrides) text += (text.empty() ? "" : " ") + shell_quoted(one);
-  return text;
-}
 
 std::string plan_text(const std::string& recipe, const Plan& plan,
                       const std::vector<planner::Change>& changes) {
@@ -291,7 +285,7 @@ static std::string differences_text(const planner::Layout& best, const planner::
 
 // Overrides of a layout as a line.
 static std::string layout_line(const planner::Layout& one) {
-  return (one.is_recipe() ? "the recipe as it is" : overrides_text(one.overrides)) + "\n";
+  return (one.is_recipe() ? "the recipe as it is" : shell_line(one.overrides)) + "\n";
 }
 
 std::string search_text(const std::string& recipe, const planner::Cluster& cluster,

@@ -30,7 +30,7 @@ planner::MemoryChoice memory_choice(const Arguments& args) {
 std::string no_fit_help(const std::vector<planner::Change>& changes) {
   std::string help;
   for (size_t i = 0; i < std::min<size_t>(3, changes.size()); ++i)
-    help += (help.empty() ? "" : ", or ") + overrides_text(changes[i].overrides) + " (" +
+    help += (help.empty() ? "" : ", or ") + shell_line(changes[i].overrides) + " (" +
             human_bytes(changes[i].bytes) + ")";
   return help.empty() ? "use more GPUs, or GPUs with more memory" : help;
 }

@@ -17,6 +17,9 @@
     return x >= 1e-3 ? (1e3 * x).toFixed(1) + " ms" : (1e6 * x).toFixed(0) + " us";
   };
   const percent = (x) => (100 * x).toFixed(1) + "%";
+  // Words as a line for a shell: as shell_line() in base/wording.hpp.
+  const shellLine = (words) =>
+    words.map((w) => (/^[\w\-+=.\/:,@%]+$/.test(w) ? w : "'" + w.replaceAll("'", "'\\''") + "'")).join(" ");
   const words = (name) => name.replaceAll("_", " ");
 
   // ---- SVG
@@ -147,7 +150,7 @@
     };
     table("changes", ["change", "step", "price", "memory", "overrides"],
           plan.changes.map((c) => [c.name, seconds(c.step_seconds), price(c), bytes(c.memory_bytes),
-                                   c.overrides.join(" ")]), [1, 2, 3]);
+                                   shellLine(c.overrides)]), [1, 2, 3]);
   };
 
   // ---- the Pareto front: time to the right, memory upwards
@@ -182,7 +185,7 @@
                   fill: l.pareto_front ? "var(--accent)" : "var(--card)", "stroke-width": 1.5};
       const point = svg("circle", at);
       hint(point, i + 1 + ": " + seconds(l.step_seconds) + ", " + bytes(l.memory_bytes.total) + "\n" +
-                  l.overrides.join(" "));
+                  shellLine(l.overrides));
       picture.append(point, text(at.cx + 9, at.cy + 4, l.is_recipe ? i + 1 + ", the recipe" : i + 1));
     });
     const mark = svg("rect", {x: x(here[0]) - 5, y: y(here[1]) - 5, width: 10, height: 10,
@@ -198,7 +201,7 @@
     table("layouts", ["", "step", "memory", "MFU", "front", "differs from the first by", "overrides"],
           layouts.map((l, i) => [String(i + 1), seconds(l.step_seconds), bytes(l.memory_bytes.total),
                                  percent(l.mfu), l.pareto_front ? "*" : "", i ? differs(l) : "",
-                                 l.overrides.join(" ") || "the recipe as it is"]), [1, 2, 3]);
+                                 shellLine(l.overrides) || "the recipe as it is"]), [1, 2, 3]);
   };
 
   showHead();
