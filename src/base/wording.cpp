@@ -20,6 +20,12 @@ std::string shell_quoted(std::string_view word) {
   return text + "'";
 }
 
+std::string shell_line(std::span<const std::string> words) {
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_quoted(word);
+  return line;
+}
+
 std::string markdown_cell(std::string_view text) {
   std::string out;
   for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,8 @@ std::string counted(int64_t count, std::string_view noun);
 
 // Quotes a word for a POSIX shell, in single quotes, unless it means the same without them.
 std::string shell_quoted(std::string_view word);
+// The words as a line for a shell.
+std::string shell_line(std::span<const std::string> words);
 
 // Escapes a text for a cell of a Markdown table.
 std::string markdown_cell(std::string_view text);

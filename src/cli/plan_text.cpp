@@ -171,7 +171,7 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
   for (const planner::Change& change : changes) {
     std::vector<std::string> row{seconds_text(change.seconds), price_text(plan, change),
                                  human_bytes(change.bytes) + (change.exact ? "" : " by formula"),
-                                 overrides_text(change.overrides)};
+                                 shell_line(change.overrides)};
     // Buffers of the loader are not worth a word.
     if (change.host_bytes > plan.memory[plan.fullest].host + kWorthAWord) {
       row[2] += ", host " + human_bytes(change.host_bytes);
@@ -188,12 +188,6 @@ std::string changes_text(const Plan& plan, const std::vector<planner::Change>& c
 
 }  // namespace
 
-std::string overrides_text(const std::vector<std::string>& overrides) {
-  std::string text;
-  for (const std::string& one : overrides) text += (text.empty() ? "" : " ") + shell_quoted(one);
-  return text;
-}
-
 std::string plan_text(const std::string& recipe, const Plan& plan,
                       const std::vector<planner::Change>& changes) {
   std::string text = title_text(recipe, plan) + "\n" + layout_text(plan.shape) + "\n\n" + fit_text(plan) +
@@ -202,6 +196,22 @@ std::string plan_text(const std::string& recipe, const Plan& plan,
   text += memory_table(plan) + parts_table(plan) + "\nlimits:\n";
   for (const std::string& limit : plan.limits) text += "  " + limit + "\n";
   return text + changes_text(plan, changes);
+}
+
+// The sizes of a layout.
+static OrderedJson layout_json(const RunShape& s) {
+  OrderedJson json = {{"tp", s.tp},
+                      {"pp", s.pp},
+                      {"vpp", s.vpp},
+                      {"cp", s.cp},
+                      {"ep", s.ep},
+                      {"etp", s.etp},
+                      {"dp", s.dp},
+                      {"micro_batch", s.micro_batch},
+                      {"sharding", config::enum_name(s.sharding)},
+                      {"recomputation", planner::recomputation_text(s)}};
+  json["schedule"] = s.pp > 1 ? OrderedJson(config::enum_name(s.schedule)) : OrderedJson();
+  return json;
 }
 
 OrderedJson plan_json(const std::string& recipe, const Plan& plan,
@@ -219,8 +229,10 @@ OrderedJson plan_json(const std::string& recipe, const Plan& plan,
       {"schema", "capstan.plan/1"},
       {"recipe", recipe},
       {"cluster", plan.cluster.name},
+      {"gpu", plan.cluster.gpu},
       {"calibration", std::string(config::enum_name(plan.cluster.calibration))},
       {"gpus", plan.shape.gpus()},
+      {"layout", layout_json(plan.shape)},
       {"fits", plan.fits},
       {"memory_bytes", memory_of(plan.memory[plan.fullest])},
       {"memory_exact", plan.memory[plan.fullest].exact},
@@ -271,6 +283,11 @@ static std::string differences_text(const planner::Layout& best, const planner::
   return text;
 }
 
+// Overrides of a layout as a line.
+static std::string layout_line(const planner::Layout& one) {
+  return (one.is_recipe() ? "the recipe as it is" : shell_line(one.overrides)) + "\n";
+}
+
 std::string search_text(const std::string& recipe, const planner::Cluster& cluster,
                         const planner::SearchResult& result) {
   std::string text = recipe + " on " + cluster.name + ": " + with_separators(result.tried) +
@@ -304,11 +321,11 @@ std::string search_text(const std::string& recipe, const planner::Cluster& clust
   }
   text += "\n" + table.text() +
           "\nfront *: no other layout of the list is faster with as little memory, or as fast with less\n";
-  text += "the first: " + (best.overrides.empty() ? "the recipe as it is" : overrides_text(best.overrides)) +
-          "\n";
-  for (size_t i = 1; i < result.layouts.size(); ++i)
-    if (result.layouts[i].on_front)
-      text += std::to_string(i + 1) + ": " + overrides_text(result.layouts[i].overrides) + "\n";
+  text += "the first: " + layout_line(best);
+  for (size_t i = 1; i < result.layouts.size(); ++i) {
+    const planner::Layout& one = result.layouts[i];
+    if (one.on_front || one.is_recipe()) text += std::to_string(i + 1) + ": " + layout_line(one);
+  }
   return text;
 }
 
@@ -322,27 +339,17 @@ OrderedJson search_json(const std::string& recipe, const planner::Cluster& clust
   json["layouts"] = OrderedJson::array();
   for (const planner::Layout& one : result.layouts) {
     const RunShape& s = one.shape;
-    OrderedJson layout = {{"overrides", one.overrides},
-                          {"tp", s.tp},
-                          {"pp", s.pp},
-                          {"vpp", s.vpp},
-                          {"cp", s.cp},
-                          {"ep", s.ep},
-                          {"etp", s.etp},
-                          {"dp", s.dp},
-                          {"micro_batch", s.micro_batch},
-                          {"sharding", config::enum_name(s.sharding)},
-                          {"recomputation", planner::recomputation_text(s)},
-                          {"fits", true},
-                          {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
-                          {"memory_exact", one.exact},
-                          {"pareto_front", one.on_front},
-                          {"step_seconds", one.time.seconds},
-                          {"step_seconds_range", {one.time.fastest, one.time.slowest}},
-                          {"tokens_per_second", planner::tokens_per_second(s, one.time.seconds)},
-                          {"tflops_per_gpu", planner::tflops_per_gpu(s, one.time.seconds)},
-                          {"mfu", planner::model_flops_utilization(s, cluster, one.time.seconds)}};
-    layout["schedule"] = s.pp > 1 ? OrderedJson(config::enum_name(s.schedule)) : OrderedJson();
+    OrderedJson layout = {{"overrides", one.overrides}, {"is_recipe", one.is_recipe()}};
+    layout.update(layout_json(s));
+    layout.update({{"fits", true},
+                   {"memory_bytes", {{"total", static_cast<int64_t>(one.bytes)}}},
+                   {"memory_exact", one.exact},
+                   {"pareto_front", one.on_front},
+                   {"step_seconds", one.time.seconds},
+                   {"step_seconds_range", {one.time.fastest, one.time.slowest}},
+                   {"tokens_per_second", planner::tokens_per_second(s, one.time.seconds)},
+                   {"tflops_per_gpu", planner::tflops_per_gpu(s, one.time.seconds)},
+                   {"mfu", planner::model_flops_utilization(s, cluster, one.time.seconds)}});
     layout["seconds_more_than_first"] = OrderedJson::object();
     for (const auto& [name, seconds] : planner::differences(result.layouts.front(), one))
       layout["seconds_more_than_first"][name] = seconds;

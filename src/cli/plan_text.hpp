@@ -34,7 +34,4 @@ std::string part_name(const std::string& name);
 std::string title_text(const std::string& recipe, const planner::Plan& plan);
 std::string layout_text(const planner::RunShape& shape);
 
-// "dist.tp=4 train.global_batch_size=512", quoted for a shell where needed.
-std::string overrides_text(const std::vector<std::string>& overrides);
-
 }  // namespace capstan::cli

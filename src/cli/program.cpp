@@ -137,10 +137,7 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
 }  // namespace
 
 std::string command_text(const std::vector<std::string>& command) {
-  std::vector<std::string> words;
-  words.reserve(command.size());
-  for (const std::string& word : command) words.push_back(shell_quoted(word));
-  return join(words, " ");
+  return shell_line(command);
 }
 
 int run_program(const std::vector<std::string>& command) {

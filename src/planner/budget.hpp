@@ -53,6 +53,9 @@ struct RunBudget {
   std::optional<double> recipe_goodput;
   // Megawatt-hours of GPUs at their full power and of the building; cost of the GPU hours.
   std::optional<double> energy_mwh, cost;
+  // Whether the run ends in practice, and not only after a thousand times its steps, as where failures come
+  // before saves.
+  bool ends() const { return goodput >= 1e-3; }
 };
 RunBudget run_budget(const RunShape& shape, const Cluster& cluster, double step_seconds, double tokens,
                      const SavePolicy& saves);

@@ -81,8 +81,8 @@ class Enumeration {
       if (!divides_tensors(base_, tp)) continue;
       s.tp = tp, s.sequence_parallel = tp > 1;
       for (const int64_t pp : sizes(gpus_ / tp, base_.layers + 2))
-        for (const int64_t cp : sizes(gpus_ / (tp * pp), 32)) {
-          if (cp > 1 && (base_.seq % (2 * cp) != 0 || base_.seq / cp < 1024)) continue;
+        for (const int64_t cp : sizes(gpus_ / (tp * pp), std::max<int64_t>(1, base_.seq / 1024))) {
+          if (cp > 1 && base_.seq % (2 * cp) != 0) continue;
           s.pp = s.group = pp, s.cp = cp, s.dp = gpus_ / (tp * pp * cp);
           for (const auto& [ep, etp] : expert_sizes(tp, pp)) {
             s.ep = ep, s.etp = etp;
@@ -103,15 +103,18 @@ class Enumeration {
   }
 
   void try_grid(RunShape s) {
-    for (s.micro_batch = 1; s.micro_batch <= 16; s.micro_batch *= 2) {
-      if (s.global_batch % (s.micro_batch * s.dp) != 0 || s.micro_batches() < s.pp) continue;
-      for (const int64_t vpp : sizes(base_.layers + 2, s.pp > 1 ? 16 : 1)) {
-        s.vpp = vpp;
+    if (s.global_batch % s.dp != 0) return;
+    const int64_t samples = s.global_batch / s.dp;
+    for (const int64_t size : sizes(samples, samples / s.pp)) {
+      s.micro_batch = size;
+      const size_t before = scored.size();
+      for (s.vpp = 1; s.vpp <= (s.pp > 1 ? base_.layers + 2 : 1); ++s.vpp)
         for (const PipelineSchedule schedule : schedules(s)) {
           s.schedule = schedule;
           if (divide_layers(s)) try_shardings(s);
         }
-      }
+      // No larger micro-batch fits where this one does not.
+      if (scored.size() == before) return;
     }
   }
 
@@ -293,6 +296,16 @@ void add_front(LayoutList& list, const std::vector<Scored>& front) {
   }
 }
 
+// The recipe as it is, with the figures of its plan. nullopt: it is not legal, or does not fit.
+std::optional<Layout> own_layout(const Cluster& cluster, const Resolver& resolve) {
+  const auto config = resolve({});
+  if (!config) return std::nullopt;
+  Plan plan = make_plan(*config, cluster);
+  if (!plan.fits) return std::nullopt;
+  const RankMemory& memory = plan.memory[plan.fullest];
+  return Layout{{}, std::move(plan.shape), plan.time, memory.total(), memory.exact};
+}
+
 }  // namespace
 
 SearchResult search_layouts(const config::Config& config, const Cluster& whole, const Resolver& resolve,
@@ -314,6 +327,8 @@ SearchResult search_layouts(const config::Config& config, const Cluster& whole, 
       .add_to(list, most);
   add_front(list, front_of(all.scored, cluster));
   result.layouts = std::move(list.layouts);
+  std::erase_if(result.layouts, [](const Layout& one) { return one.is_recipe(); });
+  if (auto own = own_layout(cluster, resolve)) result.layouts.push_back(std::move(*own));
   std::stable_sort(result.layouts.begin(), result.layouts.end(),
                    [](const Layout& a, const Layout& b) { return a.time.seconds < b.time.seconds; });
   mark_front(result.layouts);

@@ -215,6 +215,17 @@ TEST_CASE("check, show --step and train refuse alike what a limit of host memory
   CHECK(in(scratch, "check", words).code == 0);
 }
 
+// As `plan` proposes it, and quoted for a shell. A limit between the needs of two forms of recomputation.
+TEST_CASE("a refusal proposes recomputation of norms before that of complete layers") {
+  const ScratchDirectory scratch;
+  const Finished refused = run_in(
+      scratch, {"check", "quickstart", "dataset=mock", "train.threads=2", "resilience.memory_limit=88MiB"});
+  CHECK(refused.code == 3);
+  CHECK_MESSAGE(contains(refused.err,
+                         "model.recompute_granularity=selective 'model.recompute_modules=[layernorm,mlp]' ("),
+                refused.err);
+}
+
 TEST_CASE("limits of device and host count optimizer state where it lies") {
   const ScratchDirectory scratch;
   const Words offload = {"optimizer.optimizer_cpu_offload=true"};

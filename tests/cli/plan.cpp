@@ -32,6 +32,10 @@ TEST_CASE("the exact memory of a plan is that of show --step for a GPU") {
   CHECK(object["schema"] == "capstan.plan/1");
   CHECK(object["fits"] == true);
   CHECK(object["memory_exact"] == true);
+  CHECK(object["gpu"] == "H100 SXM 80 GB");
+  CHECK(object["layout"]["cp"] == 2);
+  CHECK(object["layout"]["dp"] == 4);
+  CHECK(object["layout"]["schedule"].is_null());
   const auto show = run({"show", "llama3-8b", "--step", "train.device=cuda"});
   REQUIRE(show.code == 0);
   const double gib = object["memory_bytes"]["total"].get<double>() / (1 << 30);
@@ -139,6 +143,18 @@ TEST_CASE("a plan of a token or compute budget says days, failures, energy and c
   const auto never = run({"plan", "llama3-8b", "--tokens", "1T", "--cluster", failing});
   CHECK(holds(never.out, "it never ends"));
   CHECK_FALSE(holds(never.out, "MWh"));
+  CHECK(
+      json_of(
+          run({"plan", "llama3-8b", "--tokens", "1T", "--cluster", failing, "--json"}).out)["run"]["seconds"]
+          .is_null());
+  // A run that only takes long.
+  const auto lengthy = run({"plan", "llama3-8b", "--tokens", "10000T"});
+  CHECK(holds(lengthy.out, "K years, of which "));
+  CHECK(holds(lengthy.out, " MWh"));
+  CHECK(holds(run({"plan", "llama3-8b", "--compute", "1e15"}).out, " tokens, 1 step, "));
+  const auto little = run({"plan", "llama3-8b", "--compute", "1"});
+  CHECK(little.code == 2);
+  CHECK(holds(little.err, "--compute 1 is less than one token takes, "));
   CHECK(run({"plan", "llama3-8b", "--search", "--tokens", "1T"}).code == 2);
 }
 
@@ -206,7 +222,9 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
   CHECK(object["schema"] == "capstan.plan-search/1");
   REQUIRE(object["layouts"].size() > 5);
   double before = 0, least = 1e18;
+  int recipes = 0;
   for (const auto& layout : object["layouts"]) {
+    recipes += layout["is_recipe"] ? 1 : 0;
     const auto seconds = layout["step_seconds"].get<double>();
     CHECK(seconds >= before);
     before = seconds;
@@ -234,6 +252,8 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
     CHECK(more == doctest::Approx(seconds - object["layouts"][0]["step_seconds"].get<double>()));
   }
   CHECK(object["layouts"][0]["pareto_front"] == true);
+  CHECK(recipes == 1);
+  CHECK(holds(text.out, ": the recipe as it is\n"));
   // A number of GPUs that the recipe's own layout does not divide.
   if (!kSanitized) CHECK(run({"plan", "llama3-70b", "--gpus", "16", "--search"}).code == 0);
   // 97 GPUs do not divide the batch; virtual stages of the recipe do not divide the other one.
@@ -247,7 +267,7 @@ TEST_CASE("a search prints layouts, best first, whose overrides make a recipe th
 
 #if CAPSTAN_TIMED
 TEST_CASE("a search over 512 GPUs takes less than 5 s of one core" * doctest::test_suite("timed")) {
-  for (const char* recipe : {"llama3.1-405b", "deepseek-v3"}) {
+  for (const char* recipe : {"llama3.1-405b", "deepseek-v3", "qwen3-235b-a22b"}) {
     CAPTURE(recipe);
     const auto found = run({"plan", recipe, "--gpus", "512", "--search"});
     MESSAGE("search over 512 GPUs: " << found.cpu_seconds << " s");

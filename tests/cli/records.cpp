@@ -510,6 +510,8 @@ TEST_CASE("a run that does not fit is refused, or forced; the estimated time is 
   CHECK_MESSAGE(contains(trained.err, "resilience.memory_limit allows 100.0 KiB; started all the same"),
                 trained.err);
   CHECK_MESSAGE(contains(trained.err, " s estimated for ./mine.yaml\n"), trained.err);
+  CHECK_MESSAGE(contains(trained.err, " s a step by the formula of `capstan plan` for ./mine.yaml; "),
+                trained.err);
   const json run = capstan::json_of(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
   std::vector<std::string> words = train_tiny({"--cluster", "./mine.yaml", "--json"});
   words[0] = "plan";

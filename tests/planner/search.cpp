@@ -185,6 +185,44 @@ TEST_CASE("where no layout divides the batch, a search names the nearest batches
   CHECK(search().tried > 0);
 }
 
+// 96 layers on eight stages are one for each of twelve chunks; with both ends 98 divide by neither twelve nor
+// the recipe's six.
+TEST_CASE("a search tries each number of chunks that the layers divide into, and lists the recipe itself") {
+  const Resolver resolve = resolver("gpt3-175b");
+  const Cluster cluster = read_cluster("h100");
+  const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+  REQUIRE_FALSE(found.layouts.empty());
+  const Layout& first = found.layouts.front();
+  CHECK(first.shape.pp == 8);
+  CHECK(first.shape.vpp == 12);
+  const auto own = std::find_if(found.layouts.begin(), found.layouts.end(),
+                                [](const Layout& one) { return one.is_recipe(); });
+  REQUIRE(own != found.layouts.end());
+  const Plan plan = make_plan(*resolve({}), cluster);
+  CHECK(own->shape.vpp == 6);
+  CHECK(own->time.seconds == plan.time.seconds);
+  CHECK(own->bytes == plan.memory[plan.fullest].total());
+  CHECK(own->exact);
+  CHECK(first.time.seconds < own->time.seconds);
+}
+
+TEST_CASE("a search divides a sequence as far as 1024 tokens for each rank") {
+  const Resolver resolve =
+      resolver("llama3-8b", {"dist.world_size=1024", "dist.tp=8", "dist.sp=true", "dist.cp=128",
+                             "model.seq_length=1048576", "train.global_batch_size=1"});
+  const SearchResult found = search_layouts(*resolve({}), read_cluster("h100"), resolve);
+  REQUIRE_FALSE(found.layouts.empty());
+  CHECK(found.layouts.front().shape.cp == 128);
+}
+
+TEST_CASE("a search tries all micro-batches that divide the samples of a replica") {
+  const Resolver resolve = resolver("codeparrot-110m");
+  const SearchResult found = search_layouts(*resolve({}), read_cluster("h100"), resolve);
+  REQUIRE_FALSE(found.layouts.empty());
+  // Of 192 samples on eight GPUs.
+  CHECK(found.layouts.front().shape.micro_batch == 24);
+}
+
 TEST_CASE("shipped layouts of models with experts are not far from the best of a search") {
   for (const std::string& recipe : capstan::test::sampled<std::string>(
            {"mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-120b", "qwen3-235b-a22b"})) {

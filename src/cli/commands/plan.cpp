@@ -30,7 +30,7 @@ planner::MemoryChoice memory_choice(const Arguments& args) {
 std::string no_fit_help(const std::vector<planner::Change>& changes) {
   std::string help;
   for (size_t i = 0; i < std::min<size_t>(3, changes.size()); ++i)
-    help += (help.empty() ? "" : ", or ") + overrides_text(changes[i].overrides) + " (" +
+    help += (help.empty() ? "" : ", or ") + shell_line(changes[i].overrides) + " (" +
             human_bytes(changes[i].bytes) + ")";
   return help.empty() ? "use more GPUs, or GPUs with more memory" : help;
 }
@@ -67,8 +67,13 @@ std::optional<Length> length_of_run(const Arguments& args, const config::Config&
                                     const planner::RunShape& shape) {
   if (args.has("tokens") && args.has("compute"))
     fail(ErrorCode::usage, "--tokens and --compute exclude each other");
-  if (const auto flops = args.number("compute", 0, 1e32, true))
-    return Length{planner::tokens_of_compute(shape, *flops), *flops};
+  if (const auto flops = args.number("compute", 0, 1e32, true)) {
+    const double tokens = planner::tokens_of_compute(shape, *flops);
+    if (tokens < 1)
+      fail(ErrorCode::usage, "--compute " + *args.value("compute") + " is less than one token takes, " +
+                                 human_flop(*flops / tokens));
+    return Length{tokens, *flops};
+  }
   if (const auto text = args.value("tokens")) {
     config::TextProblem problem;
     const auto tokens = config::integer_from_text(*text, config::NumberForm::count, problem);

@@ -17,6 +17,9 @@
     return x >= 1e-3 ? (1e3 * x).toFixed(1) + " ms" : (1e6 * x).toFixed(0) + " us";
   };
   const percent = (x) => (100 * x).toFixed(1) + "%";
+  // Words as a line for a shell: as shell_line() in base/wording.hpp.
+  const shellLine = (words) =>
+    words.map((w) => (/^[\w\-+=.\/:,@%]+$/.test(w) ? w : "'" + w.replaceAll("'", "'\\''") + "'")).join(" ");
   const words = (name) => name.replaceAll("_", " ");
 
   // ---- SVG
@@ -63,7 +66,9 @@
     fact(plan.tflops_per_gpu.toFixed(0), "model TFLOP/s a GPU (causal attention)");
     fact(percent(plan.mfu), "MFU");
     if (!run) return;
-    fact((run.seconds / 86400).toFixed(1) + " days", "of " + run.tokens.toExponential(2) + " tokens");
+    // A run whose failures come before its saves has no time.
+    const days = run.seconds === null ? "no end" : (run.seconds / 86400).toFixed(1) + " days";
+    fact(days, "of " + run.tokens.toExponential(2) + " tokens");
     fact(percent(run.goodput),
          "goodput, saving every " + duration(run.save_interval_steps * plan.step_seconds));
     if (run.energy_mwh !== null) fact(number(Number(run.energy_mwh.toPrecision(3))) + " MWh", "energy");
@@ -145,7 +150,7 @@
     };
     table("changes", ["change", "step", "price", "memory", "overrides"],
           plan.changes.map((c) => [c.name, seconds(c.step_seconds), price(c), bytes(c.memory_bytes),
-                                   c.overrides.join(" ")]), [1, 2, 3]);
+                                   shellLine(c.overrides)]), [1, 2, 3]);
   };
 
   // ---- the Pareto front: time to the right, memory upwards
@@ -180,13 +185,15 @@
                   fill: l.pareto_front ? "var(--accent)" : "var(--card)", "stroke-width": 1.5};
       const point = svg("circle", at);
       hint(point, i + 1 + ": " + seconds(l.step_seconds) + ", " + bytes(l.memory_bytes.total) + "\n" +
-                  l.overrides.join(" "));
-      picture.append(point, text(at.cx + 9, at.cy + 4, i + 1));
+                  shellLine(l.overrides));
+      picture.append(point, text(at.cx + 9, at.cy + 4, l.is_recipe ? i + 1 + ", the recipe" : i + 1));
     });
     const mark = svg("rect", {x: x(here[0]) - 5, y: y(here[1]) - 5, width: 10, height: 10,
                               fill: "var(--mark)"});
     hint(mark, "the recipe as it is: " + seconds(here[0]) + ", " + bytes(here[1]));
-    picture.append(mark, text(x(here[0]) + 9, y(here[1]) + 4, "the recipe"));
+    picture.append(mark);
+    // A recipe that fits is one of the layouts.
+    if (!layouts.some((l) => l.is_recipe)) picture.append(text(x(here[0]) + 9, y(here[1]) + 4, "the recipe"));
     find("front").replaceChildren(picture);
     const differs = (l) =>
       Object.entries(l.seconds_more_than_first).filter(([, s]) => Math.abs(s) > 1e-6).slice(0, 3)
@@ -194,7 +201,7 @@
     table("layouts", ["", "step", "memory", "MFU", "front", "differs from the first by", "overrides"],
           layouts.map((l, i) => [String(i + 1), seconds(l.step_seconds), bytes(l.memory_bytes.total),
                                  percent(l.mfu), l.pareto_front ? "*" : "", i ? differs(l) : "",
-                                 l.overrides.join(" ") || "the recipe as it is"]), [1, 2, 3]);
+                                 shellLine(l.overrides) || "the recipe as it is"]), [1, 2, 3]);
   };
 
   showHead();

@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "comm/mesh.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
@@ -118,7 +119,7 @@ std::string smaller_steps_that_fit(const config::Config& config, const ExceededL
                                    const std::function<StepNeed(const config::Config&)>& need_of) {
   const SmallerSteps steps = find_smaller_steps(config, need_of);
   const auto text = [](const SmallerStep& step) {
-    return join(step.overrides, " ") + " (" + human_bytes(static_cast<double>(step.bytes)) + ")";
+    return shell_line(step.overrides) + " (" + human_bytes(static_cast<double>(step.bytes)) + ")";
   };
   std::vector<std::string> proposals;
   for (const SmallerStep& step : steps.fitting) proposals.push_back(text(step));

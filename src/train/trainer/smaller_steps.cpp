@@ -101,16 +101,26 @@ Technique smaller_micro_batches(int64_t micro_batch) {
   return technique;
 }
 
-bool recompute_modules(SmallerStep& step) {
+// Recomputes MLPs, or experts, and with `norms` the norms too. Attention never keeps its scores (core_attn).
+bool recompute_modules(SmallerStep& step, bool norms) {
   config::ModelConfig& m = step.config.model;
   if (m.recompute_granularity) return false;
-  const bool experts = config::every_layer_has_experts(m);
+  using enum config::RecomputeModule;
   m.recompute_granularity = config::RecomputeGranularity::selective;
-  m.recompute_modules = {config::RecomputeModule::core_attn,
-                         experts ? config::RecomputeModule::moe : config::RecomputeModule::mlp};
+  m.recompute_modules = {config::every_layer_has_experts(m) ? moe : mlp};
+  if (norms) m.recompute_modules.insert(m.recompute_modules.begin(), layernorm);
+  std::string names;
+  for (const config::RecomputeModule module : m.recompute_modules)
+    names += (names.empty() ? "" : ",") + std::string(config::enum_name(module));
   set(step, "model.recompute_granularity", "selective");
-  set(step, "model.recompute_modules", experts ? "[core_attn,moe]" : "[core_attn,mlp]");
+  set(step, "model.recompute_modules", "[" + names + "]");
   return true;
+}
+bool recompute_mlp(SmallerStep& step) {
+  return recompute_modules(step, false);
+}
+bool recompute_norms_and_mlp(SmallerStep& step) {
+  return recompute_modules(step, true);
 }
 
 bool recompute_layers(SmallerStep& step) {
@@ -161,7 +171,7 @@ std::vector<Technique> techniques_of(const config::Config& config) {
           {keep_state_on_device},
           stronger_sharding(),
           smaller_micro_batches(config.train.micro_batch_size),
-          {recompute_modules, recompute_layers},
+          {recompute_mlp, recompute_norms_and_mlp, recompute_layers},
           {offload_activations},
           {offload_state}};
 }

@@ -174,15 +174,17 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
         estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
   const double seconds = measured ? step_seconds_ : estimated_step_seconds_;
   if (seconds <= 0 || steps <= 0) return;
-  log_.line(
-      std::string("estimated time: ") + (measured ? "" : "about ") +
-      (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
-      human_duration(seconds * steps_left(static_cast<double>(runner_.global_batch_size()))) + " for " +
-      std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
-      (measured
-           ? "as measured before the resume)"
-           : "matrix products at the measured GEMM throughput, other operations add to it; the progress line "
-             "has the measured time)"));
+  const std::string complete = expected_time_ ? "; with them " + significant(expected_time_->seconds, 3) +
+                                                    " s a step by the formula of `capstan plan` for " +
+                                                    expected_time_->cluster
+                                              : "";
+  log_.line(std::string("estimated time: ") + (measured ? "" : "about ") +
+            (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
+            human_duration(seconds * steps_left(static_cast<double>(runner_.global_batch_size()))) + " for " +
+            std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
+            (measured ? "as measured before the resume)"
+                      : "matrix products at the measured GEMM throughput, other operations add to it" +
+                            complete + "; the progress line has the measured time)"));
 }
 
 double StepLogger::steps_left(double samples) const {

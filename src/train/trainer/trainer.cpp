@@ -225,9 +225,9 @@ void Trainer::begin_run() {
   recorder_->open_metrics(first_step_);
   for (const std::string& reason : initial_->refused)
     recorder_->write(records::MetricsRow(first_step_, "checkpoint_refused").text("reason", reason));
-  logger_->report_model(*estimate_, options_.measure_rate);
   if (is_rank0() && options_.estimate_time)
     logger_->expect_time(options_.estimate_time(gpu_name(runner_->device())));
+  logger_->report_model(*estimate_, options_.measure_rate);
   checkpointer_->allocate_snapshot();
   timers_->announce([this](Phase phase) {
     StopSignals::publish_phase(name_of(phase));
