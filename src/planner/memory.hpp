@@ -36,10 +36,6 @@ double updated_parameters(const RunShape& shape, const RankParameters& trained);
 // Bytes that a layer keeps of one micro-batch for its backward pass, on one rank.
 double layer_activations(const RunShape& shape, bool expert_layer);
 
-// Bytes that the weight gradients of a layer need of one micro-batch, on one rank: inputs of its GEMMs, and
-// gradients of their outputs. Zero-bubble schedules keep them after the backward pass.
-double layer_weight_gradient_operands(const RunShape& shape, bool expert_layer);
-
 // Pairs of micro-batch and chunk that a pipeline rank keeps: those whose backward pass is to come, and those
 // of which only weight gradients are.
 struct ChunksInFlight {
