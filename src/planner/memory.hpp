@@ -13,7 +13,7 @@ namespace capstan::planner {
 struct MemoryShape {
   double parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
   double activations = 0;  // of all micro-batches in flight
-  double workspace = 0;    // logits, gathered inputs, the gradient of the largest weight, buffers
+  double workspace = 0;    // logits, gathered inputs, gradients of a layer and of its largest weight, buffers
   double host = 0;         // of the host, for one rank; not part of the total
   double total() const {
     return parameters + gradients + main_parameters + moments + activations + workspace;
