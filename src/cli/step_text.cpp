@@ -3,6 +3,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
+#include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
@@ -23,6 +24,13 @@ std::string sent_text(const train::StepEstimate& estimate) {
     if (bytes > 0) by_group += (by_group.empty() ? "" : ", ") + group + " " + bytes_text(bytes);
   }
   return total == 0 ? "nothing" : bytes_text(total) + " (" + by_group + ")";
+}
+
+// Kernels, workspace and the allocator are those of one device.
+std::string device_text(const config::Config& config) {
+  const config::DeviceKind kind = train::device_kind(config.train.device);
+  return "device: " + std::string(config::enum_name(kind)) +
+         (kind == config::DeviceKind::cpu ? "; train.device=cuda shows the step of a GPU" : "") + "\n";
 }
 
 }  // namespace
@@ -79,7 +87,8 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
     for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(column));
   }
   for (auto& row : rows) table.add(std::move(row));
-  return table.text() + largest + "\n" + (data.left_out.empty() ? "" : "without " + data.left_out + "\n");
+  return table.text() + largest + "\n" + device_text(config) +
+         (data.left_out.empty() ? "" : "without " + data.left_out + "\n");
 }
 
 }  // namespace capstan::cli

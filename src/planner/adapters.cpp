@@ -108,8 +108,9 @@ double adapter_activations(const RunShape& s, bool expert_layer) {
   const AdapterShape& adapters = *s.adapters;
   for (const AdaptedLinear& linear : adapters.of_layer(expert_layer)) {
     // The product with A of all rows, and the outputs before they are scaled.
-    const double rows = linear.of_experts() ? real(s.experts->topk * s.etp) / real(s.tp) : 1;
-    const double out = real(linear.out) / (linear.sharding == Sharding::outputs ? real(s.tp) : 1);
+    const double rows = linear.of_experts() ? s.expert_rows() / s.tokens() : 1,
+                 t = real(linear.of_experts() ? s.etp : s.tp),
+                 out = real(linear.out) / (linear.sharding == Sharding::outputs ? t : 1);
     bytes +=
         linear.fraction * rows * s.activation_bytes * (real(adapters.rank) + (adapters.magnitudes ? out : 0));
   }

@@ -1,6 +1,7 @@
 #include "planner/memory.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/table.hpp"
 #include "parallel/flat_store.hpp"
@@ -40,8 +41,9 @@ RankParameters rank_parameters(const RunShape& s, int64_t pipeline_rank) {
     embedding = embedding || stage.embedding;
     if (!stage.head) continue;
     sum.dense += real(s.norm_vectors * s.hidden);
-    // A tied output layer is the embedding; the last stage has a copy of it.
-    if (!s.tied || !embedding) sum.dense += table;
+    if (!s.tied) sum.dense += table;
+    // A tied output layer, and multi-token prediction, read a copy of the embedding.
+    if (!embedding && (s.tied || stage.mtp_layers > 0)) sum.dense += table;
   }
   return sum;
 }
@@ -76,21 +78,28 @@ double updated_parameters(const RunShape& s, const RankParameters& trained) {
 
 namespace {
 
+// Experts instead of an MLP; GEMMs in 8 or 4 bits.
+struct LayerKind {
+  bool experts = false, low_precision = false;
+};
+
 // Bytes of one element of an input of a GEMM that a layer saves, for the gradient of the weight or of an
 // adapter.
-double saved_input(const RunShape& s, bool expert_layer, AdaptedLinear::Input input) {
+double saved_input(const RunShape& s, LayerKind kind, AdaptedLinear::Input input) {
   using enum AdaptedLinear::Input;
-  if (s.adapters) return s.activation_bytes * saves_input(s, expert_layer, input);
+  if (s.adapters) return s.activation_bytes * saves_input(s, kind.experts, input);
   // With sequence parallelism a column-parallel layer saves its rank's rows, which it gathers again in the
   // backward pass, and quantizes them there.
   if (s.sequence_parallel && (input == attention || input == mlp)) return s.activation_bytes;
-  return is_low_precision(s.format) ? 1 : s.activation_bytes;
+  return kind.low_precision ? s.saved_operand_bytes : s.activation_bytes;
 }
 
-double layer_activations_with(const RunShape& s, const RecomputeShape& recompute, bool expert_layer) {
+double layer_activations_with(const RunShape& s, const RecomputeShape& recompute, LayerKind kind) {
   using enum AdaptedLinear::Input;
   const double bytes = s.activation_bytes, h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
-  const auto saved = [&](AdaptedLinear::Input input) { return saved_input(s, expert_layer, input); };
+  const auto saved = [&](AdaptedLinear::Input input) { return saved_input(s, kind, input); };
+  // Whether a GEMM saves another tensor than that which it reads.
+  const bool saves_codes = kind.low_precision && s.saved_operand_bytes != bytes && !s.adapters;
   // What sequence parallelism divides, what tensor parallelism divides in any case, and what neither does:
   // bytes of a token.
   double sequence = 0, tensor = 0, full = 0;
@@ -100,18 +109,19 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
   }
   // Inputs of all norms, and of the two GEMMs that follow those of the inputs.
   sequence += real(s.norms_per_layer) * bytes * h;
-  const double inputs = (saved(attention) + (s.adapters || !expert_layer ? saved(mlp) : saved(experts))) * h;
+  const double inputs = (saved(attention) + (s.adapters || !kind.experts ? saved(mlp) : bytes)) * h;
   if (!recompute.norms) sequence += inputs;
-  if (s.adapters) full += adapter_activations(s, expert_layer);
+  if (s.adapters) full += adapter_activations(s, kind.experts);
   if (s.hidden_dropout) sequence += 2 * h;
   const double query = real(s.query_width()), kv = real(s.kv_width());
-  // A frozen output projection saves nothing, but attention saves its outputs.
-  const double output = s.adapters ? bytes : saved(other);
+  // Attention saves its outputs, and so does the output projection where it saves codes.
+  const double output = bytes + (saves_codes ? saved(other) : 0);
   double core = bytes * (query + 2 * kv) + output * query + 4 * real(s.heads);
   if (s.latent) {
     const LatentShape& l = *s.latent;
     const double heads = real(s.heads);
-    sequence += bytes * 2 * real(l.q_rank + l.kv_rank) + bytes * real(l.rope_dim);
+    sequence += (bytes + (s.adapters ? bytes : saved(attention))) * real(l.q_rank + l.kv_rank) +
+                bytes * real(l.rope_dim);
     core = (recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
            output * heads * real(l.v_dim) + 4 * heads;
   }
@@ -121,39 +131,33 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
   if (s.stores_scores && !recompute.attention) core += 5 * real(s.heads * s.seq);
   tensor += core;
   const double widths = s.gated ? 2 : 1;
-  if (!expert_layer) {
+  double routed = 0;
+  if (!kind.experts) {
     if (!recompute.mlp) tensor += (widths * bytes + saved(mlp_hidden)) * real(s.ffn);
   } else {
     const ExpertShape& e = *s.experts;
-    // Each token is sent to topk experts (balanced load): their inputs, gathered over the ranks that share an
-    // expert, and hidden layers.
-    double routed = 0;
     if (!recompute.experts) {
-      routed = saved(experts) * h * real(s.etp) +
-               (widths * bytes + (recompute.activation ? 0 : saved(experts_hidden))) * real(e.ffn);
-      // Outputs with biases, which are weighted afterward.
-      if (s.mlp_bias) routed += bytes * h;
+      // Inputs of the experts, hidden layers, and outputs with biases, which are weighted afterward.
+      const double hidden = widths * bytes + (recompute.activation ? 0 : saved(experts_hidden));
+      routed = s.expert_rows() *
+               (saved(experts) * h + hidden * real(e.ffn) / real(s.etp) + (s.mlp_bias ? bytes * h : 0));
       if (!recompute.shared) tensor += (widths * bytes + saved(mlp_hidden)) * real(e.shared_ffn);
     }
-    sequence += real(e.topk) * routed + 4 * real(e.count);
+    sequence += 4 * real(e.count);
   }
-  return tokens * (full + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
+  return routed + tokens * (full + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
 }
 
-}  // namespace
-
-double layer_activations(const RunShape& s, bool expert_layer) {
-  return layer_activations_with(s, s.recompute, expert_layer);
-}
-
-double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
+// Bytes that the weight gradients of a layer need of one micro-batch, on one rank: inputs of its GEMMs, and
+// gradients of their outputs. Zero-bubble schedules keep them after the backward pass.
+double weight_gradient_operands(const RunShape& s, LayerKind kind) {
   if (s.frozen_base()) return 0;
   const double h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
   // Of inputs and of gradients of outputs.
-  const double element = is_low_precision(s.format) ? 1 : s.activation_bytes;
-  // Of all tokens, which sequence parallelism has gathered for the GEMM; divided by it; and divided by tensor
-  // parallelism.
-  double gathered = 0, sequence = 0, tensor = 0;
+  const double element = kind.low_precision ? s.saved_operand_bytes : s.activation_bytes;
+  // Of all tokens, which sequence parallelism has gathered for the GEMM; divided by it; divided by tensor
+  // parallelism; and of routed experts.
+  double gathered = 0, sequence = 0, tensor = 0, routed = 0;
   const auto column = [&](double from, double to) { gathered += element * from, tensor += element * to; };
   const auto row = [&](double from, double to) { tensor += element * from, gathered += element * to; };
   const double query = real(s.query_width());
@@ -174,16 +178,20 @@ double layer_weight_gradient_operands(const RunShape& s, bool expert_layer) {
     column(h, widths * width);
     row(width, h);
   };
-  if (!expert_layer) {
+  if (!kind.experts) {
     mlp(real(s.ffn));
   } else {
     const ExpertShape& e = *s.experts;
-    // Rows of an expert, and gradients of its outputs, are gathered over the ranks that share it.
-    const double rows = 2 * h * real(s.etp);
-    sequence += real(e.topk) * element * (rows + (1 + widths) * real(e.ffn));
+    routed = s.expert_rows() * s.activation_bytes * (2 * h + (1 + widths) * real(e.ffn) / real(s.etp));
     if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
   }
-  return tokens * (gathered + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
+  return routed + tokens * (gathered + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
+}
+
+}  // namespace
+
+double layer_activations(const RunShape& s, bool expert_layer) {
+  return layer_activations_with(s, s.recompute, {expert_layer, is_low_precision(s.format)});
 }
 
 std::vector<ChunksInFlight> chunks_in_flight(const RunShape& s, int64_t rank) {
@@ -218,51 +226,100 @@ namespace {
 // Bytes of activations of one rank on the device, and of those in host memory.
 struct Activations {
   double device = 0, host = 0;
-  // Of the device's, those of the layer that is recomputed.
-  double recomputed = 0;
+  // Of the device's, those of the layer that is recomputed, and operands of weight gradients that a
+  // zero-bubble schedule still has when all else is computed.
+  double recomputed = 0, delayed = 0;
 };
 
 // Bytes of one layer: what it keeps if it is not recomputed in full, and if it is; what it has when it is
 // recomputed; and the operands of its weight gradients.
 struct LayerBytes {
-  LayerBytes(const RunShape& s, bool expert_layer)
-      : full(layer_activations_with(s, {}, expert_layer)),
-        kept(s.recompute.full ? full : layer_activations_with(s, s.recompute, expert_layer)),
-        input(layer_activations_with(s, {.full = true}, expert_layer)),
-        operands(layer_weight_gradient_operands(s, expert_layer)) {}
+  LayerBytes(const RunShape& s, LayerKind kind)
+      : full(layer_activations_with(s, {}, kind)),
+        kept(s.recompute.full ? full : layer_activations_with(s, s.recompute, kind)),
+        input(layer_activations_with(s, {.full = true}, kind)),
+        operands(weight_gradient_operands(s, kind)) {}
   double full, kept, input, operands;
 };
 
-// Activations of the chunks in flight, on average over the chunks of the rank.
-Activations activations_in_flight(const RunShape& s, int64_t rank, const LayerBytes& dense,
-                                  const LayerBytes& expert) {
-  double chunks = 0, held = 0, on_host = 0, recomputed = 0, offloaded = 0, operands = 0;
-  for (size_t i = 0; i < s.stages.size(); ++i) {
-    if (!holds(s, i, rank)) continue;
-    const StageShape& stage = s.stages[i];
-    ++chunks;
-    // Recomputation by blocks, and offload, take the first layers.
-    int64_t few = !s.recompute.full ? 0 : s.recompute.layers >= 0 ? s.recompute.layers : stage.layers() + 1;
-    int64_t away = s.offloaded_layers;
-    const auto add = [&](const LayerBytes& bytes, int64_t count) {
-      operands += real(count) * bytes.operands;
-      for (int64_t layer = 0; layer < count; ++layer, --few, --away) {
-        const double kept = few > 0 ? bytes.input : bytes.kept;
-        (away > 0 ? on_host : held) += kept;
-        if (few > 0) recomputed = std::max(recomputed, bytes.full);
-        if (away > 0) offloaded = std::max(offloaded, kept);
-      }
-    };
-    add(dense, stage.dense_layers);
-    add(expert, stage.expert_layers);
-    add(s.is_expert_layer(s.layers - 1) ? expert : dense, stage.mtp_layers);
+// Layers whose GEMMs have one format.
+struct FormatBytes {
+  FormatBytes(const RunShape& s, bool low_precision)
+      : dense(s, {false, low_precision}), expert(s.experts ? LayerBytes(s, {true, low_precision}) : dense) {}
+  LayerBytes dense, expert;
+};
+struct ModelBytes {
+  explicit ModelBytes(const RunShape& s)
+      : low(s, is_low_precision(s.format)), high(is_low_precision(s.format) ? FormatBytes(s, false) : low) {}
+  FormatBytes low, high;
+};
+
+// Bytes of one chunk of a rank for a micro-batch.
+struct ChunkBytes {
+  // On the device, and in host memory; of its largest layer there.
+  double held = 0, on_host = 0, offloaded = 0;
+  // What it has more than it keeps when the backward pass recomputes one of its layers, after it has freed
+  // those behind it.
+  double recomputed = 0;
+  // Operands of its weight gradients.
+  double operands = 0;
+};
+
+// first_layer: of the stage.
+ChunkBytes bytes_of_chunk(const RunShape& s, const StageShape& stage, int64_t first_layer,
+                          const ModelBytes& model) {
+  ChunkBytes chunk;
+  // Recomputation by blocks, and offload, take the first layers.
+  int64_t few = !s.recompute.full ? 0 : s.recompute.layers >= 0 ? s.recompute.layers : stage.layers() + 1;
+  int64_t away = s.offloaded_layers;
+  const auto add = [&](const LayerBytes& bytes) {
+    const bool on_host = away-- > 0;
+    const double kept = few-- > 0 ? bytes.input : bytes.kept;
+    (on_host ? chunk.on_host : chunk.held) += kept;
+    if (on_host) chunk.offloaded = std::max(chunk.offloaded, kept);
+    chunk.recomputed = std::max(chunk.recomputed - (on_host ? 0 : kept), bytes.full - kept);
+    chunk.operands += bytes.operands;
+  };
+  for (int64_t k = 0; k < stage.layers(); ++k) {
+    const FormatBytes& format = s.is_low_precision_layer(first_layer + k) ? model.low : model.high;
+    add(k < stage.dense_layers ? format.dense : format.expert);
   }
-  if (chunks == 0) return {};
-  Activations most{0, 0, recomputed};
+  const FormatBytes& mtp = s.format == GemmFormat::fp4 ? model.high : model.low;
+  for (int64_t k = 0; k < stage.mtp_layers; ++k)
+    add(s.is_expert_layer(s.layers - 1) ? mtp.expert : mtp.dense);
+  return chunk;
+}
+
+// Micro-batches of a rank's chunk among the `count` that all its chunks keep: where these take turns, the
+// first ones have more.
+double kept_of_chunk(const RunShape& s, int64_t chunk, int64_t count) {
+  if (s.vpp == 1 || s.schedule == config::PipelineSchedule::zb_v) return real(count) / real(s.vpp);
+  const int64_t round = s.group * s.vpp;
+  return real(count / round * s.group + std::clamp<int64_t>(count % round - chunk * s.group, 0, s.group));
+}
+
+Activations activations_in_flight(const RunShape& s, int64_t rank, const ModelBytes& model) {
+  std::vector<ChunkBytes> chunks;
+  int64_t layer = 0;
+  double recomputed = 0, offloaded = 0;
+  for (size_t i = 0; i < s.stages.size(); ++i) {
+    const int64_t first = std::exchange(layer, layer + s.stages[i].layers());
+    if (!holds(s, i, rank)) continue;
+    const ChunkBytes& chunk = chunks.emplace_back(bytes_of_chunk(s, s.stages[i], first, model));
+    recomputed = std::max(recomputed, chunk.recomputed);
+    offloaded = std::max(offloaded, chunk.offloaded);
+  }
+  Activations most{.recomputed = recomputed};
   for (const ChunksInFlight& in_flight : chunks_in_flight(s, rank)) {
-    const double live = real(in_flight.activations) / chunks;
-    most.device = std::max(most.device, held * live + operands * real(in_flight.weight_gradients) / chunks);
-    most.host = std::max(most.host, on_host * live);
+    double held = 0, on_host = 0, operands = 0;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const double live = kept_of_chunk(s, static_cast<int64_t>(i), in_flight.activations);
+      held += chunks[i].held * live, on_host += chunks[i].on_host * live;
+      operands += chunks[i].operands * real(in_flight.weight_gradients) / real(s.vpp);
+    }
+    most.device = std::max(most.device, held + operands);
+    most.host = std::max(most.host, on_host);
+    most.delayed = std::max(most.delayed, operands);
   }
   // Two layers on their way to or from the host are on the device.
   most.device += recomputed + 2 * offloaded;
@@ -329,14 +386,21 @@ double code_bytes(const RunShape& s, int64_t rank) {
   return low_precision_weights(s, rank) * (layouts * s.code_bytes - parameters);
 }
 
-// Gradients in the buckets that are reduced at a time. A weight of all experts of a layer is a bucket of its
-// own where it is larger; there are two.
+// Gradients in the buckets that are reduced at a time, three. A weight that is larger than a bucket has one
+// of its own: then these are those of an MLP or of all experts of a layer, and the larger one of the next.
 double waiting_gradients(const RunShape& s, double trained) {
   const double bucket = real(s.bucket_elements.value_or(
       parallel::default_bucket_elements(static_cast<int64_t>(trained), s.dp * s.cp)));
-  const double experts = s.experts && !s.adapters ? of_layer(s, layer_parameters(s, true)).experts : 0;
-  return std::min(std::max(real(parallel::FlatStore::kPendingReductions) * bucket, experts + bucket),
-                  trained);
+  double large = 0;
+  if (!s.adapters) {
+    const double widths = s.gated ? 2 : 1;
+    const bool experts = s.is_expert_layer(s.layers - 1);
+    const RankParameters layer = of_layer(s, layer_parameters(s, experts));
+    const double weights = experts ? layer.experts : (1 + widths) * real(s.hidden * s.ffn) / real(s.tp),
+                 others = experts ? layer.dense : layer.dense - weights;
+    large = weights + std::max(others, weights * widths / (1 + widths));
+  }
+  return std::min(std::max(real(parallel::FlatStore::kPendingReductions) * bucket, large), trained);
 }
 
 MemoryShape states(const RunShape& s, int64_t rank) {
@@ -367,13 +431,37 @@ MemoryShape states(const RunShape& s, int64_t rank) {
   return m;
 }
 
+// Whether gradients that a rank has all of are reduced in buffers beside them.
+bool receives_gradients(const RunShape& s) {
+  return s.buffered_reductions && s.sharding <= config::ShardingStrategy::optim && s.dp * s.cp > 1;
+}
+
 // Bytes that the reduction of gradients takes when the last backward pass ends: the buckets that are
 // received, and all replicated gradients that are sent with fewer bits than they are kept with.
 double reduction_buffers(const RunShape& s, int64_t rank) {
-  if (s.sharding > config::ShardingStrategy::optim || s.dp * s.cp == 1) return 0;
+  if (!receives_gradients(s)) return 0;
   const double trained = trained_parameters(s, rank).total();
   const bool copies = s.sharding == config::ShardingStrategy::no_shard && s.reduced_bytes < s.gradient_bytes;
   return s.reduced_bytes * (waiting_gradients(s, trained) + (copies ? trained : 0));
+}
+
+// What the reduction of the output layer's gradient receives, which begins before any layer is freed. A tied
+// one waits for the gradient of the embedding.
+double head_reduction(const RunShape& s) {
+  if (!receives_gradients(s) || s.tied || s.frozen_base()) return 0;
+  return s.reduced_bytes * real(s.vocab * s.hidden) / real(s.tp);
+}
+
+// Gradients that exist beside all that a layer saves: of the outputs of an MLP or of experts, and of their
+// hidden layer. With a pipeline two tensors each of hidden states and of gradients are on their way from or
+// to other stages. With ZeRO 3 the peak comes later (add_sharded_blocks).
+double layer_gradients(const RunShape& s) {
+  if (s.sharding == config::ShardingStrategy::optim_grads_params) return 0;
+  const double states = s.tokens() * real(s.hidden) / real(s.sequence_parallel ? s.tp : 1);
+  const double layer = s.is_expert_layer(s.layers - 1)
+                           ? s.expert_rows() * (real(s.hidden) + real(s.experts->ffn) / real(s.etp))
+                           : states + s.tokens() * real(s.ffn) / real(s.tp);
+  return s.activation_bytes * (layer + (s.pp > 1 ? 4 * states : 0));
 }
 
 // Rows of a micro-batch whose logits exist at a time.
@@ -407,33 +495,35 @@ double largest_block(const RunShape& s) {
 }
 
 std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
-  const LayerBytes dense(s, false), expert = s.experts ? LayerBytes(s, true) : dense;
+  const ModelBytes model(s);
   std::vector<MemoryShape> ranks;
-  const double expanded = expanded_weight(s);
+  const double expanded = expanded_weight(s), gradients = layer_gradients(s);
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     MemoryShape m = states(s, rank);
     m.parameters += expanded;
-    const Activations activations = activations_in_flight(s, rank, dense, expert);
+    const Activations activations = activations_in_flight(s, rank, model);
     m.activations = activations.device, m.host += activations.host;
     const double rows = s.tokens() * s.activation_bytes * real(s.hidden);
-    double logits = 0;
+    double logits = 0, head = 0;
     for (size_t i = 0; i < s.stages.size(); ++i) {
       if (!holds(s, i, rank)) continue;
       if (s.stages[i].embedding) m.activations += rows / real(s.tp);
       if (!s.stages[i].head) continue;
+      // With multi-token prediction, of the copy of the embedding too.
+      head = head_reduction(s) * (s.stages[i].mtp_layers > 0 && s.pp > 1 ? 2 : 1);
       const double depth = real(1 + s.stages[i].mtp_layers);
       m.activations += depth * rows;
       logits = (s.chunked_logits ? 1 : depth) * logit_rows(s) * s.logit_bytes * real(s.vocab) / real(s.tp);
     }
-    // A layer is recomputed, and its weights are expanded, when the logits are gone.
-    logits = std::max(0.0, logits - activations.recomputed - expanded);
+    // A layer is recomputed and differentiated, and its weights are expanded, when the logits are gone.
+    logits = std::max(logits - activations.recomputed - expanded, gradients);
     if (s.sharding == config::ShardingStrategy::optim_grads_params && !s.adapters)
       add_sharded_blocks(s, logits, m);
     else
       m.workspace += logits;
     // Gathered inputs, and the gradient of a weight before it is added.
-    m.workspace += rows + (s.frozen_base() ? 0 : s.activation_bytes * largest_weight(s));
-    m.workspace = std::max(m.workspace, reduction_buffers(s, rank) - m.activations);
+    m.workspace += head + rows + (s.frozen_base() ? 0 : s.activation_bytes * largest_weight(s));
+    m.workspace = std::max(m.workspace, reduction_buffers(s, rank) + activations.delayed - m.activations);
     ranks.push_back(m);
   }
   return ranks;

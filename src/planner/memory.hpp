@@ -13,7 +13,7 @@ namespace capstan::planner {
 struct MemoryShape {
   double parameters = 0, gradients = 0, main_parameters = 0, moments = 0;
   double activations = 0;  // of all micro-batches in flight
-  double workspace = 0;    // logits, gathered inputs, the gradient of the largest weight, buffers
+  double workspace = 0;    // logits, gathered inputs, gradients of a layer and of its largest weight, buffers
   double host = 0;         // of the host, for one rank; not part of the total
   double total() const {
     return parameters + gradients + main_parameters + moments + activations + workspace;
@@ -35,10 +35,6 @@ double updated_parameters(const RunShape& shape, const RankParameters& trained);
 
 // Bytes that a layer keeps of one micro-batch for its backward pass, on one rank.
 double layer_activations(const RunShape& shape, bool expert_layer);
-
-// Bytes that the weight gradients of a layer need of one micro-batch, on one rank: inputs of its GEMMs, and
-// gradients of their outputs. Zero-bubble schedules keep them after the backward pass.
-double layer_weight_gradient_operands(const RunShape& shape, bool expert_layer);
 
 // Pairs of micro-batch and chunk that a pipeline rank keeps: those whose backward pass is to come, and those
 // of which only weight gradients are.

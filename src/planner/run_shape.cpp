@@ -29,6 +29,15 @@ double bytes_of(config::MomentType type) {
   return 1 + 4.0 / 64;  // with an fp32 scale per 64 elements
 }
 
+// RunShape::saved_operand_bytes.
+double saved_operand_bytes(const config::MixedPrecisionConfig& precision) {
+  if (precision.fp4) return 0.5 + 1.0 / 16;
+  if (!precision.fp8 || !precision.fp8_wgrad) return bytes_of(precision.params_dtype);
+  const bool blocks = precision.fp8_recipe == config::Fp8Recipe::mxfp8 ||
+                      precision.fp8_recipe == config::Fp8Recipe::blockwise;
+  return blocks ? 1 + 1.0 / 32 : 1;
+}
+
 void set_formats(RunShape& s, const config::Config& config) {
   const config::MixedPrecisionConfig& precision = config.mixed_precision;
   const config::OptimizerConfig& optimizer = config.optimizer;
@@ -43,6 +52,7 @@ void set_formats(RunShape& s, const config::Config& config) {
   if (precision.fp4) s.quantized_bytes = 7;
   if (precision.fp8) s.code_bytes = precision.fp8_recipe == config::Fp8Recipe::mxfp8 ? 1 + 1.0 / 32 : 1;
   if (precision.fp4) s.code_bytes = 0.5 + 1.0 / 16;
+  s.saved_operand_bytes = saved_operand_bytes(precision);
   s.gathers_codes = precision.fp8 && precision.fp8_param_gather;
   // One layout, of which the GEMM of weight gradients reads none.
   s.low_weight_gradients = !precision.fp8 || precision.fp8_wgrad;
@@ -53,6 +63,7 @@ void set_formats(RunShape& s, const config::Config& config) {
   }
   const bool aware = optimizer.use_precision_aware_optimizer;
   s.gradient_bytes = aware ? bytes_of(optimizer.main_grads_dtype) : 4;
+  s.buffered_reductions = true;
   s.reduced_bytes = fp32 || precision.grad_reduce_in_fp32 ? s.gradient_bytes : 2;
   // In fp32; their gradients take the same place.
   s.logit_bytes = 4, s.chunked_logits = true;
@@ -116,7 +127,8 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                             config::moe_layers(m),
                             m.moe_router_group_topk.value_or(0),
                             (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0),
-                            filled_rows(m)};
+                            filled_rows(m),
+                            m.moe_expert_capacity_factor};
   if (m.multi_latent_attention)
     s.latent = LatentShape{m.qk_layernorm, m.q_lora_rank.value_or(0), m.kv_lora_rank,
                            m.qk_head_dim,  m.qk_pos_emb_head_dim,     m.v_head_dim};
@@ -174,6 +186,17 @@ ContextExchange exchange_of(config::CpCommType type) {
 }
 
 }  // namespace
+
+double RunShape::expert_rows() const {
+  const ExpertShape& e = *experts;
+  const double n = tokens() / real(sequence_parallel ? tp : 1);
+  if (dispatch != TokenDispatch::allgather && ep > 1) return n * real(e.topk * etp) * e.filled;
+  // Without sequence parallelism tensor-parallel ranks have the same tokens.
+  const double all = n * real(sequence_parallel || tp == 1 ? ep * etp : 1);
+  const double balanced = all * real(e.topk) / real(ep);
+  const double most = all * real(std::min(e.topk, e.count / ep));
+  return e.capacity ? std::max(e.filled * balanced, std::min(*e.capacity * balanced, most)) : most;
+}
 
 RunShape run_shape(const config::Config& config) {
   RunShape s;

@@ -55,6 +55,8 @@ struct ExpertShape {
   // Rows of experts by those of a balanced load: less than one where their capacity drops tokens, and the
   // capacity where they are padded to it.
   double filled = 1;
+  // The capacity of an expert, by the rows of a balanced load.
+  std::optional<double> capacity;
 };
 
 // Multi-head latent attention (DeepSeek-V2).
@@ -155,8 +157,10 @@ struct RunShape {
   std::optional<MuonShape> muon;
   // Elements of a bucket of gradients; nullopt: parallel::default_bucket_elements().
   std::optional<int64_t> bucket_elements;
-  // Bytes of one gradient on the wire.
+  // Bytes of one gradient on the wire; and whether a reduction receives them in a buffer of its own, as the
+  // trainer's does.
   double reduced_bytes = 4;
+  bool buffered_reductions = false;
   double activation_bytes = 2;
   // Bytes that are moved to quantize one operand: two are read, and one is written for each of two layouts.
   // Current scaling reads two more for the largest magnitude. NVFP4 (7) reads four more, for those of the
@@ -166,6 +170,9 @@ struct RunShape {
   // bits.
   bool low_weight_gradients = true;
   int64_t first_high_layers = 0, last_high_layers = 0;
+  // Bytes of an element of the input of a GEMM, as it is kept for the GEMM of the weight gradient: in that
+  // format, where this GEMM is too, with its scales.
+  double saved_operand_bytes = 2;
   // Bytes of a weight in that format, with its scales, of which a rank keeps one layout for the forward pass
   // and one for the backward pass; and whether ranks gather updated weights in it (fp8_param_gather).
   double code_bytes = 0;
@@ -198,6 +205,10 @@ struct RunShape {
   int64_t tokens_per_step() const { return global_batch * seq; }
   // Tokens of one micro-batch on one rank, before tensor parallelism.
   double tokens() const { return static_cast<double>(micro_batch * seq) / static_cast<double>(cp); }
+  // Rows that the tensors of routed experts have on one rank for a micro-batch. After an all-to-all they are
+  // those of a balanced load. Otherwise each rank has the tokens of all ranks that share the experts, and its
+  // tensors have as many rows as may be for its own experts.
+  double expert_rows() const;
   // Data-parallel replicas of routed experts.
   int64_t expert_dp() const { return gpus() / (etp * ep * pp); }
   // Ranks over which the state of dense parameters and of routed experts is sharded.

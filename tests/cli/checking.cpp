@@ -501,6 +501,8 @@ TEST_CASE("show --grid, --schedule and --step in one call") {
     return done.out;
   };
   const std::string grid = shown({"--grid"}), schedule = shown({"--schedule"}), step = shown({"--step"});
+  CHECK(contains(shown({"--step", "train.device=cpu"}), "\ndevice: cpu; train.device=cuda shows "));
+  CHECK(contains(shown({"--step", "train.device=cuda"}), "\ndevice: cuda\n"));
   CHECK(shown({"--step", "--grid", "--schedule"}) == grid + "\n" + schedule + "\n" + step);
   CHECK(shown({"--step", "--grid"}) == grid + "\n" + step);
   CHECK(shown({"--schedule", "--grid", "--step", "--rank", "3"}) ==

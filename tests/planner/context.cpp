@@ -20,6 +20,7 @@ namespace {
 RunShape long_shape(const PublishedRow& row) {
   RunShape s = shape_of(row, true);
   s.format = GemmFormat::fp8;
+  s.saved_operand_bytes = 1;
   s.sharding = config::ShardingStrategy::optim;
   s.overlap_grad_reduce = s.overlap_param_gather = s.overlap_tp = true;
   return s;
