@@ -208,6 +208,9 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"convert", "lora", "peft:x", "--shard-size", "1MB"}, "`--shard-size` applies to safetensors");
   home.refused({"merge", "lora", "x", "--base", base, "train.threads=1"}, "--base is taken instead");
   home.refused({"merge", "lora-peft", "x", "train.threads=1"}, "changes the recipe of a run");
+  for (const std::string to : {"hf:x", "gguf:x"})
+    home.refused({"merge", "lora", to}, "then `capstan convert MERGED " + to + "`");
+  home.refused({"merge", "lora", "peft:x"}, "`capstan convert lora peft:x` writes the adapters alone");
 }
 
 TEST_CASE("adapters of a run with another tokenizer than the base's are refused beside the base") {
