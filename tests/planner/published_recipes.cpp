@@ -86,8 +86,7 @@ TEST_CASE("ZeRO 3 without model parallelism, by DeepSpeed") {
     if (row.has("gbs"))
       gpu_seconds[row.text("model")].push_back(predicted * row.number("ngpu") / row.number("gbs"));
     const bool first_version = row.text("source").starts_with("Narayanan");
-    (first_version ? early : late)
-        .add(row.name() + ", " + row.text("ngpu") + " GPUs", predicted, measured);
+    (first_version ? early : late).add(row.name() + ", " + row.text("ngpu") + " GPUs", predicted, measured);
   }
   CHECK(early.rows() == 6);
   early.mean("by Narayanan et al. 2021");
