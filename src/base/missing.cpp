@@ -181,9 +181,10 @@ std::vector<std::string> near_runs(const std::string& name, const std::string& d
   std::vector<std::string> near = near_paths(name);
   std::error_code unknown;
   const std::string in_runs = (fs::path(directory) / name).string();
-  if (fs::exists(in_runs, unknown)) {
+  const bool absolute = fs::path(name).is_absolute();  // in_runs is `name` then
+  if (!absolute && fs::exists(in_runs, unknown)) {
     near.push_back(in_runs);
-  } else {
+  } else if (!absolute) {
     for (std::string& one : near_paths(in_runs)) near.push_back(std::move(one));
   }
   std::erase_if(near, [&](const std::string& one) { return !accepts(one); });

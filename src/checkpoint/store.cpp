@@ -148,12 +148,22 @@ SearchResult find_latest(const fs::path& root, Verification verification,
   return search;
 }
 
-// Whether the path may be meant: a checkpoint, a run, a directory of checkpoints, or the directory of a
-// model, for which no_checkpoint_help() says how to name it.
-static bool may_be_meant(const fs::path& path) {
+// Whether the path is a checkpoint, a run or a directory of checkpoints.
+static bool has_checkpoints(const fs::path& path) {
   std::error_code error;
   return fs::exists(path / kManifestFile, error) || fs::is_directory(path / "checkpoints", error) ||
-         fs::exists(path / "config.json", error) || !list_checkpoints(path).empty();
+         !list_checkpoints(path).empty();
+}
+
+// Names near one that does not exist; the directory of a Hugging Face model with its scheme.
+static std::vector<std::string> near_checkpoints(const fs::path& path) {
+  auto near = near_runs(path.string(), "runs", [](const fs::path& one) {
+    std::error_code error;
+    return has_checkpoints(one) || fs::exists(one / "config.json", error);
+  });
+  for (std::string& name : near)
+    if (!has_checkpoints(name)) name.insert(0, "hf:");
+  return near;
 }
 
 std::string no_checkpoint_help(const fs::path& path) {
@@ -171,7 +181,7 @@ std::string no_checkpoint_help(const fs::path& path) {
 Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* refused) {
   std::error_code error;
   if (!fs::exists(path, error)) {
-    const std::string near = near_paths_help(near_runs(path.string(), "runs", may_be_meant));
+    const std::string near = near_paths_help(near_checkpoints(path));
     const std::string download = near.empty() ? download_help(path) : std::string();
     fail(ErrorCode::not_found, not_found_text("run or checkpoint", path.string()),
          !near.empty()       ? near

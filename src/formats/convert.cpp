@@ -211,7 +211,7 @@ WriteResult write_checkpoint(ExternalModel& from, const fs::path& to, std::optio
   const auto source = from.parameters(resolution.config.model);
   WriteResult written = write_first_checkpoint({&resolution, source.get(), dtype, from.assets(), ""}, to);
   written.kind = from.kind();
-  written.left_out = layers.left_out;
+  written.note = layers.left_out;
   return written;
 }
 

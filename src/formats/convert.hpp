@@ -35,8 +35,8 @@ struct WriteResult {
   std::string kind;
   // False if the model was exported without a tokenizer.
   bool tokenizer = true;
-  // A line about weights that were left out; empty: none were.
-  std::string left_out;
+  // What to know about the result, such as weights that were left out; may be empty.
+  std::string note;
 };
 
 // Converts a model, with its layers of multi-token prediction, to a checkpoint. All tensors are converted to

@@ -191,7 +191,9 @@ constexpr Rule kTable[] = {
     copy("model.low_freq_factor", "model.rope_scaling_low_freq_factor"),
     copy("model.high_freq_factor", "model.rope_scaling_high_freq_factor"),
     copy("model.old_context_len", "model.rope_scaling_original_max_position_embeddings"),
-    deferred("model.attention_softmax_in_fp32"),
+    deferred("model.attention_softmax_in_fp32 model.rope_type model.rotary_scaling_factor "
+             "model.original_max_position_embeddings model.beta_fast model.beta_slow model.mscale "
+             "model.mscale_all_dim"),
     call("model.params_dtype", params_type),
     call("model.pipeline_dtype", pipeline_type),
     no_effect("model.should_pad_vocab", "the vocabulary is padded by make_vocab_size_divisible_by"),
@@ -562,6 +564,7 @@ void read_bridge(Draft& draft, const Node& root) {
     reader.omit("model.attention_softmax_in_fp32", *value ? "true" : "false",
                 *value ? OmissionReason::no_effect : OmissionReason::off,
                 "the softmax is computed in fp32 anyway");
+  take_latent_rope(reader, "model.", 40);
   take_balance_coefficients(reader, "model.moe_aux_loss_coeff",
                             reader.integer("comm_overlap.data_parallel_size"));
   reader.account();

@@ -52,6 +52,12 @@ void positions(Reader& r) {
   r.draft.assume("model.position_embedding_type", "learned_absolute", "Megatron's default");
 }
 
+// Defaults of the options, which differ from those of Megatron's configuration class.
+void latent_attention(Reader& r) {
+  take_latent_rope(r, "--", 1);
+  if (r.is_true("--multi-latent-attention")) r.draft.assume("model.kv_lora_rank", "32", "Megatron's default");
+}
+
 void query_groups(Reader& r) {
   if (!r.given("--num-query-groups")) {
     if (r.is_true("--group-query-attention"))
@@ -276,6 +282,7 @@ void checkpoints(Reader& r) {
 void finish_megatron(Reader& r, const MegatronLaunch& launch) {
   activation(r);
   positions(r);
+  latent_attention(r);
   query_groups(r);
   recomputation(r);
   precision(r);

@@ -181,6 +181,10 @@ void take_balance_coefficients(Reader& reader, std::string_view key,
 // Python expression: "([0]*3+[1]*58)".
 void take_moe_layers(Reader& reader, const SourceItem& item);
 
+// Takes the YaRN scaling of Megatron's multi-latent attention. `prefix` of its keys: "model.", or "--" for
+// options, which have '-' in place of '_'. default_factor: rotary_scaling_factor where the key is absent.
+void take_latent_rope(Reader& reader, std::string_view prefix, double default_factor);
+
 // True for null, false, "", [] and {}.
 bool is_off(const config::Node& node);
 // Parses true, false and their synonyms.

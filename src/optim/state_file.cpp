@@ -53,6 +53,7 @@ StateFile::Array StateFile::add(DType type, const std::vector<int64_t>& counts, 
     for (size_t chunk = s; chunk < chunks_; chunk += slots_) largest = std::max(largest, stored.sizes[chunk]);
     Slot& slot = stored.slots.emplace_back();
     slot.memory = Tensor::zeros(host_, {largest + kAlignment}, DType::u8);
+    memory_bytes_ += slot.memory.bytes();
     const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(slot.memory.address()));
     slot.begin = round_up(address, kAlignment) - address;
   }

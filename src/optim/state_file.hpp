@@ -78,6 +78,8 @@ class StateFile {
 
   // Size of the file.
   int64_t bytes() const { return bytes_; }
+  // Size of the chunks in host memory.
+  int64_t memory_bytes() const { return memory_bytes_; }
   size_t chunks() const { return chunks_; }
   const std::filesystem::path& directory() const { return directory_; }
   // After open().
@@ -130,7 +132,7 @@ class StateFile {
   const std::string name_;
   const size_t chunks_, slots_;
   std::vector<StoredArray> arrays_;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, memory_bytes_ = 0;
   std::unique_ptr<FileDescriptor> file_;
   bool opened_ = false, direct_;
   // For each slot, the end of the uploads from it; null: none.

@@ -370,7 +370,9 @@ TEST_CASE("missing files, and files of another kind, are reported in one way") {
   fs::copy(kFamilies + "smollm2", home.file("smol"), fs::copy_options::recursive);
   home.write("text.txt", "the thin cat\n");
   home.refused({"eval", "smoll", "--text", "text.txt"},
-               {"not found: run or checkpoint = smoll", "did you mean `smol`?"});
+               {"not found: run or checkpoint = smoll", "did you mean `hf:smol`?"});
+  home.refused({"eval", home.file("smoll"), "--text", "text.txt"},
+               {"did you mean `hf:" + home.file("smol") + "`?"});  // once
   home.refused({"eval", "hf:smoll", "--text", "text.txt"},
                {"not found: model = hf:", "did you mean `hf:", "smol`?"});
   home.refused({"eval", "hf:smol", "--text", "text.tx"},
@@ -388,6 +390,10 @@ TEST_CASE("missing files, and files of another kind, are reported in one way") {
   home.refused(
       {"train", "quickstart", "dataset=mock", "tokenizer=byte", "checkpoint.pretrained_checkpoint=smol"},
       {"checkpoint.pretrained_checkpoint = smol holds no checkpoint", "named hf:smol"});
+
+  home.refused(
+      {"train", "quickstart", "dataset=mock", "tokenizer=byte", "checkpoint.pretrained_checkpoint=smoll"},
+      {"not found: checkpoint.pretrained_checkpoint = smoll", "did you mean `hf:smol`?"});
 
   // Another model's weights: full shapes, the file's first.
   home.refused({"train", "quickstart", "dataset=mock", "tokenizer=none", "model=hf:smol",

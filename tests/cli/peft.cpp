@@ -208,6 +208,27 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"convert", "lora", "peft:x", "--shard-size", "1MB"}, "`--shard-size` applies to safetensors");
   home.refused({"merge", "lora", "x", "--base", base, "train.threads=1"}, "--base is taken instead");
   home.refused({"merge", "lora-peft", "x", "train.threads=1"}, "changes the recipe of a run");
+  for (const std::string to : {"hf:x", "gguf:x"})
+    home.refused({"merge", "lora", to}, "then `capstan convert MERGED " + to + "`");
+  home.refused({"merge", "lora", "peft:x"}, "`capstan convert lora peft:x` writes the adapters alone");
+}
+
+TEST_CASE("an export of adapters says what PEFT would compute otherwise") {
+  const Home home;
+  const auto exported = [&](const std::string& family, const std::string& preset) {
+    const std::string name = family + "-" + preset, base = "hf:" + kHere + "families/" + family;
+    home.good({"train", home.recipe(base), "model=" + base, "peft=" + preset, "peft.dim=2",
+               "train.train_iters=1", "--run-dir", name});
+    return home.good({"convert", name, "peft:" + name + "-peft"}).err;
+  };
+  // Its first layer is dense.
+  const std::string note = "leaves out the adapters of `model.layers.0.mlp.down_proj` and all other modules";
+  CHECK(contains(exported("qwen3_moe", "lora"), note));
+  CHECK_FALSE(contains(exported("qwen3_moe", "lora_attention"), "note: qwen3"));
+  CHECK(contains(exported("qwen2_moe", "canonical_lora"), "mlp.shared_expert.down_proj` and all other"));
+  const std::string rslora = exported("olmoe", "rslora");
+  CHECK_MESSAGE(contains(rslora, "Transformers 5 scales rsLoRA of experts wrongly"), rslora);
+  CHECK_FALSE(contains(exported("olmoe", "lora"), "Transformers 5"));
 }
 
 TEST_CASE("adapters of a run with another tokenizer than the base's are refused beside the base") {

@@ -121,7 +121,7 @@ RoundTrip convert_and_back(const fs::path& from, const fs::path& home) {
   fs::remove_all(home / "checkpoint"), fs::remove_all(home / "back");
   const auto external = ExternalModel::open("hf:" + from.string());
   RoundTrip result;
-  result.left_out = write_checkpoint(*external, home / "checkpoint", {}).left_out;
+  result.left_out = write_checkpoint(*external, home / "checkpoint", {}).note;
   auto reader = checkpoint::Reader::open(home / "checkpoint", checkpoint::Verification::content);
   config::Request request;
   request.recipe = (home / "checkpoint/recipe.yaml").string();
@@ -370,7 +370,7 @@ TEST_CASE("a model in FP8 with a layer for multi-token prediction is imported, a
   const auto external = ExternalModel::open("hf:" + to.string());
   CHECK(external->dtype() == DType::bf16);
   const WriteResult in = write_checkpoint(*external, home.path() / "checkpoint", DType::bf16);
-  CHECK(holds(in.left_out, "is missing"));
+  CHECK(holds(in.note, "is missing"));
   auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Verification::content);
   CHECK(reader.find("decoder.layers.1.mlp.router.expert_bias")->dtype == DType::f32);
   CHECK(reader.find("decoder.layers.1.mlp.router.weight")->dtype == DType::bf16);

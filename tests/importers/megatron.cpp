@@ -130,6 +130,46 @@ TEST_CASE("megatron and bridge: the coefficient of global_aux_loss is for one da
   }
 }
 
+TEST_CASE("megatron and bridge: latent attention scales RoPE by YaRN") {
+  const std::string latent = "--multi-latent-attention --position-embedding-type rope ",
+                    scaling = "model.rope_scaling", factor = "model.rope_scaling_factor";
+  const Imported yarn = command(latent + "--rotary-scaling-factor 40 --mscale 0.7 --mscale-all-dim 0.8");
+  CHECK(value_of(yarn, scaling) == "true");
+  CHECK(value_of(yarn, scaling + "_type") == "yarn");
+  CHECK(value_of(yarn, factor) == "40");
+  CHECK(value_of(yarn, "model.rope_scaling_original_max_position_embeddings") == "4096 (assumed)");
+  CHECK(value_of(yarn, "model.rope_scaling_mscale") == "0.7");
+  CHECK(value_of(yarn, "model.rope_scaling_mscale_all_dim") == "0.8");
+  CHECK(value_of(yarn, "model.kv_lora_rank") == "32 (assumed)");
+  // Megatron's mscale is 1 and its mscale_all_dim 0 by default.
+  CHECK(value_of(command(latent + "--rotary-scaling-factor 4 --mscale-all-dim 0.8"),
+                 "model.rope_scaling_mscale") == "1 (assumed)");
+  const std::string attention = "model.rope_scaling_attention_factor";
+  CHECK(value_of(command(latent + "--rotary-scaling-factor 4 --mscale 1.0"), attention) == "unset");
+  CHECK(value_of(command(latent + "--rotary-scaling-factor 4 --mscale 0"), attention) == "1");
+  CHECK(value_of(command(latent), scaling) == "unset");  // the factor's default is 1
+  CHECK(omitted_as(command(latent + "--rotary-scaling-factor 1"), "--rotary-scaling-factor",
+                   OmissionReason::off));
+  const Imported plain = command(latent + "--rope-type rope --rotary-scaling-factor 40 --mscale-all-dim 1");
+  CHECK(value_of(plain, scaling) == "unset");
+  CHECK(omitted_as(plain, "--rotary-scaling-factor", OmissionReason::no_effect));
+  CHECK(omitted_as(plain, "--mscale-all-dim", OmissionReason::to_fill_in));
+  CHECK(omitted_as(command("--mscale 1.0"), "--mscale", OmissionReason::no_effect));
+
+  const auto bridge = [](const std::string& fields) {
+    return import_recipe("model: {_target_: a.GPTModelProvider, num_layers: 2, " + fields + "}\n",
+                         "run_config.yaml", {});
+  };
+  const Imported file = bridge(
+      "multi_latent_attention: true, position_embedding_type: rope, rope_type: yarn, beta_fast: 16, "
+      "original_max_position_embeddings: 512, beta_slow: 1");
+  CHECK(value_of(file, factor) == "40 (assumed)");
+  CHECK(value_of(file, "model.rope_scaling_original_max_position_embeddings") == "512");
+  CHECK(value_of(file, "model.rope_scaling_beta_fast") == "16");
+  CHECK(omitted_as(file, "model.beta_slow", OmissionReason::same));
+  CHECK(omitted_as(bridge("beta_fast: 16"), "model.beta_fast", OmissionReason::no_effect));
+}
+
 TEST_CASE("megatron: a router in fp64 is taken with a warning, because GPUs refuse it") {
   const Imported file = command("--num-experts 8 --moe-router-dtype fp64");
   CHECK(value_of(file, "model.moe_router_dtype") == "fp64");

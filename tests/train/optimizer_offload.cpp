@@ -511,6 +511,24 @@ TEST_CASE("a trace shows the copies of offloaded updates on their queues, beside
   CHECK(overlaps > 0);
 }
 
+TEST_CASE("the log says where a file of optimizer state saves no memory") {
+  if (world().size() > 1) return;
+  const test::SharedDirectory files;
+  const auto note = [&](const config::Config& config) {
+    Running r(config);
+    return state_file_note(r.runner.store().state_file(), 1);
+  };
+  config::Config config =
+      in_files(test::resolve_preset<test::Cpu>("fp32", {"model.vocab_size=4000"}), 1, files.path());
+  config.optimizer.optimizer_offload_chunk_size = config::OptimizerConfig{}.optimizer_offload_chunk_size;
+  const std::string large = note(config), field = "optimizer.optimizer_offload_chunk_size";
+  const size_t at =
+      large.find("no memory is saved, because its chunks in memory are as large: set " + field + "=");
+  REQUIRE_MESSAGE(at != std::string::npos, large);
+  config.optimizer.optimizer_offload_chunk_size = std::stoll(large.substr(large.find('=', at) + 1));
+  CHECK(note(config).find(field) == std::string::npos);
+}
+
 TEST_CASE("on the CPU no optimizer state is offloaded, and the log says so") {
   const config::Config config = test::resolve_preset<test::Cpu>("bf16_mixed", kBuckets);
   const Trained expected = run_steps(config, 2), found = run_steps(offloaded(config, 0.3), 2);

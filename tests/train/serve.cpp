@@ -253,6 +253,18 @@ TEST_CASE("a model with experts generates alike on one rank and on expert-parall
     CHECK_MESSAGE(refusal("").ends_with("give `dist.tp=2 dist.pp=1` or `dist.tp=1 dist.pp=2` or `dist.tp=1 "
                                         "dist.pp=1 dist.ep=2`; or start 1 rank"),
                   refusal(""));
+    const std::string other = refusal("dist.tp=2 dist.etp=1");
+    CHECK_MESSAGE(other.find("/ set dist.etp=2") != std::string::npos, other);
+    // Nothing about batches of training: five experts, and a batch of one.
+    const config::Resolution odd =
+        stored_recipe("hf:" + std::string(test::kSourceDirectory) + "/tests/formats/families/mixtral",
+                      words("dist.ep=2"), 2)
+            .resolution;
+    REQUIRE(config::count(odd.diagnostics, config::Level::error) == 1);
+    CHECK(odd.diagnostics[0].code == "R0702");
+    const StoredRecipe stages =
+        stored_recipe(divided.string(), words("dist.pp=2 train.global_batch_size=1"), 2);
+    CHECK(std::ranges::count(stages.resolution.diagnostics, "R0315", &config::Diagnostic::code) == 0);
     for (const std::string more : {"", " dist.etp=1 dist.sp=true"}) {
       const std::string both = refusal("dist.tp=2 dist.ep=2" + more);
       CHECK_MESSAGE(both.find("dist.tp=2 and dist.ep=2 exclude each other here") != std::string::npos, both);

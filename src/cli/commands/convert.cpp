@@ -79,7 +79,7 @@ WriteResult convert_external(const Context& context, const std::string& from, co
   if (layers.count > 0) described.mtp_num_layers = layers.count;
   const auto parameters = model->parameters(described);
   WriteResult written = write_external(context, {parameters.get(), described, model->assets()}, to);
-  written.left_out = layers.left_out;
+  written.note = layers.left_out;
   if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
   return written;
 }
@@ -155,8 +155,7 @@ int run_convert(Context& context) {
                               : config::is_external_model("model", from)
                                   ? convert_external(context, from, to)
                                   : convert_checkpoint(context, from, to);
-  if (!written.left_out.empty() && !context.quiet())
-    print_stderr("note: " + from + ": " + written.left_out + "\n");
+  if (!written.note.empty() && !context.quiet()) print_stderr("note: " + from + ": " + written.note + "\n");
   if (context.args.has("json")) {
     put(dump_json(OrderedJson{{"schema", "capstan.convert/1"},
                               {"from", from},

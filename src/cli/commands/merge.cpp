@@ -6,15 +6,28 @@
 #include "cli/commands/commands.hpp"
 #include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
+#include "config/core/external.hpp"
 #include "train/adapters/stored_adapters.hpp"
 
 namespace capstan::cli {
 
 namespace {
 
+// Only `capstan convert` writes formats of other programs.
+void refuse_other_formats(const Arguments& args, const std::string& from, const std::string& to) {
+  const auto scheme = config::split_scheme(to).scheme;
+  if (scheme.empty()) return;
+  const std::string base = args.has("base") ? " --base " + *args.value("base") : "";
+  fail(ErrorCode::usage, "`" + to + "`: merged weights are written as a checkpoint",
+       scheme == "peft:" ? "`capstan convert " + from + " " + to + "` writes the adapters alone"
+                         : "write " + to + " in two steps: `capstan merge " + from + " MERGED" + base +
+                               "`, then `capstan convert MERGED " + to + "`");
+}
+
 int run_merge(Context& context) {
   const std::string& from = context.args.word(0, "ADAPTER");
   const std::string& to = context.args.word(1, "CHECKPOINT");
+  refuse_other_formats(context.args, from, to);
   // Overrides change the recipe of a run, which names the base.
   const auto& overrides = context.args.overrides();
   if (!overrides.empty() && (context.args.has("base") || train::peft_directory(from)))

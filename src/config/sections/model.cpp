@@ -159,7 +159,8 @@ void position_fields(Section<ModelConfig>& s) {
   s.field("rope_scaling_factor", &M::rope_scaling_factor)
       .doc("context extension factor by which the lowest RoPE frequencies are divided")
       .min(1)
-      .used_when<Config>(scaled, scales_rope);
+      .used_when<Config>(scaled, scales_rope)
+      .known_as("rotary_scaling_factor");
   const char* llama3 = "`model.rope_scaling_type` is llama3";
   s.field("rope_scaling_low_freq_factor", &M::rope_scaling_low_freq_factor)
       .doc("wavelengths above original length / this are scaled by the full factor")

@@ -1,6 +1,7 @@
 #include "train/adapters/peft_files.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -42,6 +43,30 @@ static formats::Assets tokenizer_files(formats::Assets files) {
   return files;
 }
 
+// What PEFT computes otherwise where Transformers 5 has the experts of a layer in one tensor, for which PEFT
+// converts the adapters as it loads them (docs/adapters.md). Empty: nothing.
+static std::string differences_of_peft(const formats::PeftAdapter& adapter) {
+  const auto of_expert = [](const formats::AdapterModule& one) {
+    return one.module.find(".experts.") != std::string::npos;
+  };
+  const auto last_name = [](const formats::AdapterModule& one) {
+    return one.module.substr(one.module.rfind('.') + 1);
+  };
+  std::set<std::string> names;
+  for (const auto& one : adapter.modules)
+    if (of_expert(one)) names.insert(last_name(one));
+  std::string wrong;
+  const auto beside = std::ranges::find_if(
+      adapter.modules, [&](const auto& one) { return !of_expert(one) && names.contains(last_name(one)); });
+  if (beside != adapter.modules.end())
+    wrong =
+        "leaves out the adapters of `" + beside->module + "` and all other modules with a name of experts";
+  if (adapter.config.rank_stabilized && !names.empty())
+    wrong += std::string(wrong.empty() ? "" : ", and ") + "scales rsLoRA of experts wrongly";
+  return wrong.empty() ? wrong
+                       : "PEFT with Transformers 5 " + wrong + "; `capstan merge` merges them as trained";
+}
+
 WriteResult write_peft_files(const std::string& from, const std::filesystem::path& to,
                              const std::optional<std::string>& base) {
   const StoredRecipe run = stored_recipe(from, {}, 1);
@@ -61,6 +86,7 @@ WriteResult write_peft_files(const std::string& from, const std::filesystem::pat
   const formats::Assets beside = tokenizer_files(export_files(reader, config));
   formats::write_peft(to, adapter, beside);
   WriteResult written = summary_of(*formats::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
+  written.note = differences_of_peft(adapter);
   written.files = {"adapter_config.json", "adapter_model.safetensors"};
   for (const auto& file : beside) written.files.push_back(file.first);
   return written;

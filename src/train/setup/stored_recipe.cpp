@@ -47,14 +47,18 @@ constexpr const char* kBatchFields[] = {"train.global_batch_size", "train.rampup
                                         "train.train_samples", "validation.eval_global_batch_size",
                                         "validation.eval_micro_batch_size"};
 
-// Resolves the recipe with training's batches, or without them where they do not fit these ranks.
+// Resolves the recipe with training's batches, or without them where they do not fit these ranks, so that no
+// error is about them.
 template <class Resolve>
 config::Resolution resolve_to_serve(config::Request request, const Resolve& resolve) {
   config::Resolution resolution = resolve(request);
   if (resolution.ok()) return resolution;
   request.unset.insert(request.unset.end(), std::begin(kBatchFields), std::end(kBatchFields));
   config::Resolution without = resolve(request);
-  return without.ok() ? std::move(without) : std::move(resolution);
+  const auto errors = [](const config::Resolution& of) {
+    return config::count(of.diagnostics, config::Level::error);
+  };
+  return errors(without) < errors(resolution) ? std::move(without) : std::move(resolution);
 }
 
 // The layouts that divide the model over this launch, to be shown in a message.
@@ -72,17 +76,23 @@ std::string fitting_layouts(const config::Config& config) {
   return join(fitting, " or ");
 }
 
-// Tensor with expert parallelism needs rows that are sharded over the tensor-parallel ranks. Reported before
-// the rules of training, which ask for sequence parallelism.
+// Tensor parallelism with expert parallelism, or with another division of the experts, needs rows that are
+// sharded over the tensor-parallel ranks. Reported before the rules of training, which ask for sequence
+// parallelism.
 void check_one_kind_of_shard(const config::Resolution& resolution) {
   const config::DistConfig& d = resolution.config.dist;
-  if (!resolution.failed.empty() || !resolution.config.model.num_moe_experts ||
-      d.tensor_model_parallel_size == 1 || d.expert_model_parallel_size == 1)
-    return;
+  const int64_t tp = d.tensor_model_parallel_size, etp = d.expert_tensor_parallel_size.value_or(tp);
+  if (!resolution.failed.empty() || !resolution.config.model.num_moe_experts || tp == 1) return;
+  const bool has_expert_ranks = d.expert_model_parallel_size > 1;
+  if (!has_expert_ranks && etp != tp)
+    fail(ErrorCode::config,
+         "dist.etp=" + std::to_string(etp) + " is not dist.tp=" + std::to_string(tp) +
+             ": evaluation and generation do not shard the rows over the tensor-parallel ranks",
+         "set dist.etp=" + std::to_string(tp) + ", or remove the override");
+  if (!has_expert_ranks) return;
   const std::string fitting = fitting_layouts(resolution.config);
   fail(ErrorCode::config,
-       "dist.tp=" + std::to_string(d.tensor_model_parallel_size) +
-           " and dist.ep=" + std::to_string(d.expert_model_parallel_size) +
+       "dist.tp=" + std::to_string(tp) + " and dist.ep=" + std::to_string(d.expert_model_parallel_size) +
            " exclude each other here: evaluation and generation do not shard the rows over the "
            "tensor-parallel ranks",
        fitting.empty() ? "set dist.tp=1 or dist.ep=1" : "give " + fitting);
@@ -210,6 +220,9 @@ StoredRecipe stored_recipe(const std::string& name, const std::vector<config::Ov
         resolve_to_serve(request, [](const config::Request& asked) { return config::resolve(asked); });
   }
   check_one_kind_of_shard(stored.resolution);
+  // The bubble of a pipeline is filled by micro-batches of training.
+  std::erase_if(stored.resolution.diagnostics,
+                [](const config::Diagnostic& one) { return one.code == "R0315"; });
   if (!stored.resolution.ok()) return stored;
   stored.hidden_presets = hidden_presets(stored.resolution, overrides);
   refuse_tokenizer_preset(stored);

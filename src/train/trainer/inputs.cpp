@@ -42,7 +42,7 @@ class MissingFileSearch {
   void path(const char* field, const config::Path& path, HubKind kind = HubKind::model) {
     const auto [scheme, file] = config::split_scheme(path.resolved);
     if (exists(file) || hidden(field, path.text, fs::path(file))) return;
-    add(field, path.text, near(path.text, fs::path(file)),
+    add(field, path.text, near(field, path.text, fs::path(file)),
         scheme == "hf:" ? download_help(file, kind) : std::string());
   }
 
@@ -143,10 +143,12 @@ class MissingFileSearch {
     if (names.size() > 3) names.resize(3);
     return names;
   }
-  static std::string near(const std::string& text, const fs::path& resolved) {
+  static std::string near(std::string_view field, const std::string& text, const fs::path& resolved) {
     const auto [scheme, name] = config::split_scheme(text);
     auto names = near_paths(std::string(name), resolved);
-    for (std::string& one : names) one.insert(0, scheme);
+    const bool weights = field == "checkpoint.pretrained_checkpoint";
+    for (std::string& one : names)
+      one.insert(0, scheme.empty() && weights ? config::model_scheme(one) : std::string(scheme));
     return near_paths_help(names);
   }
   void add(const char* field, const std::string& name, const std::string& near,
