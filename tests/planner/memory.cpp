@@ -132,7 +132,7 @@ TEST_CASE("the formula has the rows of experts that the dispatchers allocate") {
       {"mixtral-8x7b", allgather, "dist.tp=2", "dist.sp=true", "dist.etp=2", "dist.ep=4"},
       {"mixtral-8x7b", allgather, capacity + "1.0"},
       {"mixtral-8x7b", allgather, "model.recompute_granularity=selective", selective},
-      {"mixtral-8x7b", "dist.tp=4", "dist.sp=false", "dist.etp=4", "dist.ep=1"},
+      {"mixtral-8x7b", "dist.vpp=null", "dist.tp=4", "dist.sp=false", "dist.etp=4", "dist.ep=1"},
       {"mixtral-8x7b", capacity + "2.0"},
       {"mixtral-8x7b", capacity + "2.0", pads},
       {"gpt-oss-20b", capacity + "2.0", pads},
