@@ -73,6 +73,8 @@ struct ExpertPermutation {
   // sums[e] += the sum of the rows of expert e in x [rows, cols], of which sizes[e] follow those of the
   // experts before: bias gradients. sums fp32 [experts, cols].
   void (*sum_rows)(Context&, In x, const int64_t* sizes, int64_t experts, int64_t cols, float* sums);
+  // Sets the rows of x [rows, cols] behind those of all experts to 0.
+  void (*clear_unused)(Context&, Out x, const int64_t* sizes, int64_t experts, int64_t rows, int64_t cols);
 };
 
 }  // namespace capstan::kernels

@@ -2,6 +2,9 @@
 // 2 e R C, the gradient of the weights 2 e R C; the plan reads and writes 4 bytes for each slot and row.
 #include "kernels/expert_permutation.hpp"
 
+#include <cstring>
+#include <numeric>
+
 #include "kernels/common/sort_key.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
@@ -193,6 +196,14 @@ void sum_rows(Context& c, In x_in, const int64_t* sizes, int64_t experts, int64_
   });
 }
 
+void clear_unused(Context& c, Out x, const int64_t* sizes, int64_t experts, int64_t rows, int64_t cols) {
+  const int64_t used = std::accumulate(sizes, sizes + experts, int64_t{0}), row = cols * size_of(x.dtype);
+  auto* const first = x.as<std::byte>() + used * row;
+  parallel_blocks(c, rows - used, rows_per_block(cols), [&](int64_t begin, int64_t end, int) {
+    std::memset(first + begin * row, 0, static_cast<size_t>((end - begin) * row));
+  });
+}
+
 ExpertPermutation expert_permutation_family() {
   return {.plan = plan,
           .plan_workspace = plan_workspace,
@@ -200,7 +211,8 @@ ExpertPermutation expert_permutation_family() {
           .permute = permute,
           .unpermute = unpermute,
           .unpermute_backward_weights = unpermute_backward_weights,
-          .sum_rows = sum_rows};
+          .sum_rows = sum_rows,
+          .clear_unused = clear_unused};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -322,6 +322,21 @@ void sum_rows(Context& c, In x, const int64_t* sizes, int64_t experts, int64_t c
   });
 }
 
+// A block for each row.
+template <class T>
+__global__ void clear_unused_kernel(Array<T> x, const int64_t* sizes, int64_t experts, int64_t cols) {
+  const int64_t row = block_index();
+  if (row < sum_of_sizes(sizes, experts)) return;
+  for (int64_t col = thread_index(); col < cols; col += block_threads()) x.put(row * cols + col, 0);
+}
+void clear_unused(Context& c, Out x, const int64_t* sizes, int64_t experts, int64_t rows, int64_t cols) {
+  by_type({x}, [&](auto type) {
+    using T = decltype(type);
+    launch(c, {rows, threads_for(cols, 1, 128)}, clear_unused_kernel<T>, array_of<T>(x), sizes, experts,
+           cols);
+  });
+}
+
 }  // namespace
 
 const ExpertPermutation& expert_permutation_family() {
@@ -331,7 +346,8 @@ const ExpertPermutation& expert_permutation_family() {
                                         .permute = permute,
                                         .unpermute = unpermute,
                                         .unpermute_backward_weights = unpermute_backward_weights,
-                                        .sum_rows = sum_rows};
+                                        .sum_rows = sum_rows,
+                                        .clear_unused = clear_unused};
   return family;
 }
 

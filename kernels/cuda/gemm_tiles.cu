@@ -1,10 +1,11 @@
 // GEMMs whose sizes are in device memory (groups), and GEMMs of codes that tensor cores cannot read in place.
 // A block computes a tile of 128 x 128 of C in steps of 32 of k, by the matrix operations of its eight warps;
 // tiles of A and B pass through shared memory, in three stages of asynchronous copies where 16-bit values are
-// aligned. Values of fp32, and codes times their scales, are the sums of three bf16 terms (bf16x3), which
-// hold all their bits: six products of terms replace one, and the three smallest, below the last bit of fp32,
-// are left out. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group, mostly
-// from the L2 cache; C once, twice with beta. Sums over k run in one sequence.
+// aligned. Values of fp32 are the sums of three bf16 terms (bf16x3), which hold all their bits: six products
+// of terms replace one, and the three smallest, below the last bit of fp32, are left out. A code times the
+// scale of its block, which has at most four significant bits, is a bf16 value; the scale of the tensor
+// multiplies the sums. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group,
+// mostly from the L2 cache; C once, twice with beta. Sums over k run in one sequence.
 #include <array>
 
 #include "kernels/block_scales.hpp"
@@ -46,6 +47,8 @@ struct alignas(16) HalfChunk {
 template <class T>
 struct FloatSource {
   static constexpr int kTerms = Terms<T>::kCount;
+  // On a multiprocessor.
+  static constexpr int kBlocks = kTerms == 1 ? 2 : 1;
   using Term = typename Terms<T>::Type;
   const T* data;
   int64_t ld;
@@ -60,8 +63,10 @@ struct FloatSource {
 };
 // Codes with scales, [rows, k]; k contiguous.
 struct CodeSource {
-  static constexpr int kTerms = Terms<float>::kCount;
-  using Term = Terms<float>::Type;
+  static constexpr int kTerms = 1;
+  // Decoding takes registers.
+  static constexpr int kBlocks = 1;
+  using Term = bf16;
   static constexpr bool by_k = false;
   const uint8_t* codes;
   DType type;
@@ -69,7 +74,7 @@ struct CodeSource {
   const float* tensor_scale;
   BlockScales scales;
 
-  // Scale of the block of element k in row `row`.
+  // Scale of the block of element k in row `row`, without that of the tensor.
   __device__ float scale_at(int64_t row, int64_t k) const {
     const auto* const floats = static_cast<const float*>(scale);
     const auto* const bytes = static_cast<const uint8_t*>(scale);
@@ -81,12 +86,16 @@ struct CodeSource {
       case ScaleLayout::block_1x32:
         return decode_e8m0(bytes[scales.index(row, k / 32)]);
       case ScaleLayout::block_1x16:
-        return *tensor_scale * decode<kE4m3>(bytes[scales.index(row, k / 16)]);
+        return decode<kE4m3>(bytes[scales.index(row, k / 16)]);
       case ScaleLayout::none:
       case ScaleLayout::tensor:
         break;
     }
-    return *floats;
+    return 1;
+  }
+  __device__ float scale_of_tensor() const {
+    if (scales.layout == ScaleLayout::tensor) return *static_cast<const float*>(scale);
+    return scales.layout == ScaleLayout::block_1x16 ? *tensor_scale : 1.0f;
   }
   __device__ float code_at(int64_t row, int64_t k) const {
     if (type == DType::f4e2m1x2)
@@ -125,7 +134,7 @@ __device__ inline void fill_chunk(const CodeSource& source, const TileOrigin& or
     const float scale = source.scale_at(row, k);
     for (int i = 0; i < kChunkValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
   }
-  store_terms<float>(values, memory, slot, kTileChunks);
+  store_terms<bf16>(values, memory, slot, kTileChunks);
 }
 
 // Rows [row, row + 128) and elements [k, k + 32) of a matrix of `rows` rows and `depth` elements of k; beyond
@@ -248,6 +257,8 @@ template <class Source>
 __device__ void store_tile(const TileGemm<Source>& g, const TileTask& task, int warp_row, int warp_column,
                            const float (&accumulators)[kAFragments][2 * kBFragments][4]) {
   const int64_t matrix = g.groups == TileGroups::m ? task.first * g.s.ldc : task.group * g.s.stride_c;
+  float alpha = g.alpha;
+  if constexpr (std::is_same_v<Source, CodeSource>) alpha *= g.a.scale_of_tensor() * g.b.scale_of_tensor();
   CAPSTAN_UNROLL
   for (int m = 0; m < kAFragments; ++m) CAPSTAN_UNROLL
   for (int n = 0; n < 2 * kBFragments; ++n) CAPSTAN_UNROLL
@@ -256,7 +267,7 @@ __device__ void store_tile(const TileGemm<Source>& g, const TileTask& task, int 
     const int64_t column = task.column + warp_column + 8 * n + lane_index() % 4 * 2 + i % 2;
     if (row >= task.m || column >= g.s.n) continue;
     const int64_t at = matrix + row * g.s.ldc + column;
-    float value = g.alpha * accumulators[m][n][i];
+    float value = alpha * accumulators[m][n][i];
     if (g.beta != 0) value += g.beta * g.c.at(at);
     if (g.bias) value += g.bias.at(task.group * g.s.n + column);
     g.c.put(at, value);
@@ -270,8 +281,7 @@ template <class Source>
 inline constexpr int kStageChunks = 2 * Source::kTerms* kTileChunks;
 
 template <class Source>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, (Source::kTerms == 1 ? 2 : 1))
-    tile_kernel(TileGemm<Source> g) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, Source::kBlocks) tile_kernel(TileGemm<Source> g) {
   constexpr int kStages = kTileStages<Source>, kTerms = Source::kTerms;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
   const TileTask task = task_of(g);

@@ -49,6 +49,7 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
   ParamSpec fc2 =
       experts.spec("linear_fc2.weight", {options.experts, options.hidden, options.ffn}, options.output_init);
   fc2.sharding = {{ShardingAxis::expert, 0}, {ShardingAxis::expert_tensor, 2}};
+  fc1.linear = fc2.linear = true;
   fc1_ = &parameters.add(std::move(fc1));
   fc2_ = &parameters.add(std::move(fc2));
   fc1_adapter_.emplace(parameters, experts.inside("linear_fc1"), *fc1_, LinearSharding::column,

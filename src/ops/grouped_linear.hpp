@@ -7,9 +7,8 @@ namespace capstan::ops {
 // y[rows of expert e] = x[rows of expert e] W[e]^T (+ bias[e]). x [rows, in], W [experts, out, in], bias
 // [experts, out]; `out`, `in` and `experts` are the sizes of the local shard. sizes i64 [experts]: the rows
 // of each expert, which follow one another; it stays on the device. Rows beyond their sum are neither read
-// nor written. Saves x for the weight gradient (nothing when W is frozen). Forward, input gradient and weight
-// gradient take 2 rows in out FLOPs each. Runs in the compute type: a weight whose GEMMs have 8 or 4 bits is
-// refused.
+// nor written; GEMMs in 8 bits set those of x to 0. Saves x for the weight gradient (nothing when W is
+// frozen). Forward, input gradient and weight gradient take 2 rows in out FLOPs each.
 // expected_rows: how many of the rows are used on average, for the counts of FLOPs; 0: all.
 // adds_bias: false where y is a part of a sum over ranks and another rank adds the bias, whose gradient here
 // is then 0.

@@ -34,7 +34,7 @@ struct ParamSpec {
   // A buffer in PyTorch's sense: a value in fp32, unsharded, that is saved and loaded with the parameters but
   // has no gradient and is not updated by the optimizer (Moe's bias of the experts).
   bool buffer = false;
-  // The weight of a linear layer, whose GEMMs may be in 8 or 4 bits.
+  // The weight of a linear layer or of a layer of experts, whose GEMMs may be in 8 or 4 bits.
   bool linear = false;
   // Parameter of an adapter. With `peft`, only adapter parameters are trained.
   bool adapter = false;

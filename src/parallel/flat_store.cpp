@@ -64,8 +64,9 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                          return options.matrix && options.matrix(parameter).has_value();
                        },
                    .codes =
-                       [&options, sharded = dense_.shards_state](const Parameter& parameter) {
-                         return options.gather_codes && sharded && options.low_precision.covers(parameter);
+                       [this, &options](const Parameter& parameter) {
+                         return options.gather_codes && sharding_of(parameter.spec().grid()).shards_state &&
+                                options.low_precision.covers(parameter);
                        },
                    .excluded = options.quantized});
   if (options.gradients && options.offload_fraction > 0 &&
@@ -209,11 +210,6 @@ void FlatStore::make_state_file() {
   }
 }
 
-void FlatStore::require_dense(const Parameter& parameter, const char* format) {
-  CAPSTAN_ASSERT(parameter.spec().grid() == ParameterGrid::dense,
-                 "the weights of experts `" + parameter.name() + "` " + format + ", which the rules refuse");
-}
-
 void FlatStore::make_quantized() {
   CAPSTAN_ASSERT(!shards_parameters_,
                  "parameters in 4 bits sharded over data-parallel ranks, which the rules refuse");
@@ -230,10 +226,13 @@ void FlatStore::make_low_precision() {
   if (std::none_of(parameters_.begin(), parameters_.end(),
                    [&](const auto& parameter) { return options_.low_precision.covers(*parameter); }))
     return;
+  const bool of_tensor = LowPrecisionWeights::has_codes_of_shards(options_.low_precision.format.recipe);
   for (const auto& parameter : parameters_)
-    if (options_.low_precision.covers(*parameter)) require_dense(*parameter, "with GEMMs in 8 or 4 bits");
-  CAPSTAN_ASSERT(!options_.gather_codes || !dense_.shards_state ||
-                     LowPrecisionWeights::has_codes_of_shards(options_.low_precision.format.recipe),
+    CAPSTAN_ASSERT(
+        of_tensor || !options_.low_precision.covers(*parameter) ||
+            parameter->spec().grid() == ParameterGrid::dense,
+        "the weights of experts `" + parameter->name() + "` with scales of blocks, which the rules refuse");
+  CAPSTAN_ASSERT(!options_.gather_codes || !dense_.shards_state || of_tensor,
                  "weights with scales of blocks gathered as codes, which the rules refuse");
   low_precision_ = std::make_unique<LowPrecisionWeights>(
       device_, parameters_, std::vector{groups_.dense.tensor, groups_.dense.shard, groups_.dense.replica},

@@ -463,7 +463,6 @@ class FlatStore final : public ParamStore {
   void make_bucket(const BucketPlan& plan);
   void make_main_parameters(Bucket& bucket);
   void make_state_file();
-  static void require_dense(const Parameter& parameter, const char* format);
   void make_quantized();
   void make_low_precision();
   void make_parameter_shards();

@@ -57,11 +57,32 @@ GemmOperand LowPrecisionWeights::operand(const Parameter& parameter, WeightRole 
   GemmOperand& kept = own.operands[static_cast<size_t>(role)];
   if (kept.values.defined()) return kept;
   CategoryScope scope(MemoryCategory::parameters);
+  if (values.rank() == 3) {
+    const Tensor matrix = values.view({values.size(0) * values.size(1), values.size(2)});
+    GemmOperand& codes = own.operands[static_cast<size_t>(WeightRole::forward)];
+    if (!codes.values.defined())
+      codes =
+          ops::quantize(own.scaling, LayerTensor::weight, matrix, {.rows = true, .record_amax = true}).rows;
+    if (role == WeightRole::input_gradient)
+      kept = {transposed(codes.values.view(values.shape())), codes.scale, {}, codes.layout, values.size(1)};
+    return kept;
+  }
   const bool forward = role == WeightRole::forward;
   ops::QuantizedMatrix made = ops::quantize(own.scaling, LayerTensor::weight, values,
                                             {.rows = forward, .columns = !forward, .record_amax = true});
   kept = std::move(forward ? made.rows : made.columns);
   return kept;
+}
+
+Tensor LowPrecisionWeights::transposed(const Tensor& codes) const {
+  const int rank = codes.rank();
+  const int64_t out = codes.size(rank - 2), in = codes.size(rank - 1),
+                matrices = codes.elements() / (out * in);
+  const Tensor result = Tensor::empty(device_, {matrices * in, out}, codes.dtype());
+  for (int64_t i = 0; i < matrices; ++i)
+    launch(device_, device_.table().quantize->transpose_codes,
+           codes.flat_range(i * out * in, out * in, {out, in}), result.slice(0, i * in, in), out, in);
+  return result;
 }
 
 void LowPrecisionWeights::encode(const Parameter& parameter, const Tensor& values, const Tensor& codes) {
@@ -78,13 +99,12 @@ GemmOperand LowPrecisionWeights::operand_of_codes(const Parameter& parameter, We
                                                   const Tensor& codes) {
   Layer& own = layer(parameter);
   const Tensor inverse = own.scaling.scale.flat_range(2 * kWeight + 1, 1, {1});
-  const int64_t out = codes.size(0), in = codes.size(1);
+  const int64_t out = codes.size(codes.rank() - 2), in = codes.size(codes.rank() - 1);
   if (role == WeightRole::forward) return {codes, inverse, {}, kernels::ScaleLayout::tensor, in};
   GemmOperand& kept = own.operands[static_cast<size_t>(role)];
   if (kept.values.defined()) return kept;
   CategoryScope scope(MemoryCategory::parameters);
-  kept = {Tensor::empty(device_, {in, out}, codes.dtype()), inverse, {}, kernels::ScaleLayout::tensor, out};
-  launch(device_, device_.table().quantize->transpose_codes, codes, kept.values, out, in);
+  kept = {transposed(codes), inverse, {}, kernels::ScaleLayout::tensor, out};
   return kept;
 }
 

@@ -54,7 +54,8 @@ class LowPrecisionWeights {
     return recipe == ScalingRecipe::delayed || recipe == ScalingRecipe::tensorwise;
   }
 
-  // The operand for a role; quantizes `values` [out, in] where it is not kept. scaling() is not null.
+  // The operand for a role; quantizes `values` [out, in] where it is not kept. Of experts [experts, out, in]
+  // that of each follows the one before; the format has one scale for all of them. scaling() is not null.
   GemmOperand operand(const Parameter& parameter, WeightRole role, const Tensor& values);
   // Weights gathered as codes, of formats with one scale for a tensor: the codes of elements of the weight,
   // `codes` [n] from `values` [n].
@@ -90,6 +91,8 @@ class LowPrecisionWeights {
     GemmOperand operands[2];
   };
   bool delayed() const { return options_.format.recipe == ScalingRecipe::delayed; }
+  // W^T of codes of a weight, or of each expert.
+  Tensor transposed(const Tensor& codes) const;
   Layer& layer(const Parameter& parameter);
   const Layer& layer(const Parameter& parameter) const;
   // Raises the maximum of the weight of covered_[i].

@@ -121,11 +121,25 @@ class LayerClock {
     const bool quantized = is_low_precision(format_);
     gemms_in(format_, quantized && !s_.low_weight_gradients ? high_format(s_) : format_, !s_.frozen_base(),
              rows, columns, inner, count);
-    if (quantized) {
-      time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
-      time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
-    }
+    if (quantized) quantized_inputs(rows, columns, inner, count);
     if (s_.frozen_base()) frozen_layer(input, rows, columns, inner, count);
+  }
+
+  // Those of experts, `count` of them.
+  void grouped_gemms(Input input, double rows, double columns, double inner, double count) {
+    const GemmFormat format = format_;
+    if (!s_.experts->decodes_codes || !is_low_precision(format))
+      return gemms(input, rows, columns, inner, count);
+    quantized_inputs(rows, columns, inner, count);
+    format_ = high_format(s_);
+    gemms(input, rows, columns, inner, count);
+    format_ = format;
+  }
+
+  // Inputs and gradients of outputs are quantized.
+  void quantized_inputs(double rows, double columns, double inner, double count) {
+    time_.forward.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * inner);
+    time_.input_gradients.memory += memory_seconds(c_, s_.quantized_bytes * count * rows * columns);
   }
 
   void gemms_in(GemmFormat format, GemmFormat weight_gradients, bool trained, double rows, double columns,
@@ -283,8 +297,8 @@ class LayerClock {
         (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk) * e.filled;
     const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
                  width = real(e.ffn) / real(s_.etp);
-    gemms(Input::experts, slots / experts, inputs * width, h, experts);
-    gemms(Input::experts_hidden, slots / experts, h, width, experts);
+    grouped_gemms(Input::experts, slots / experts, inputs * width, h, experts);
+    grouped_gemms(Input::experts_hidden, slots / experts, h, width, experts);
     recomputed(s_.recompute.activation, [&] { activation(s_.activation_bytes * slots * width); });
     // Router, and permutation of the tokens to their experts and back; after an all-to-all, whose rows are in
     // the order of their ranks, once more.

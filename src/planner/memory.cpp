@@ -363,14 +363,17 @@ double expanded_weight(const RunShape& s) {
   return s.parameter_bytes * largest;
 }
 
-// Weights of one rank whose GEMMs are in 8 or 4 bits: those of its layers, without experts.
-double low_precision_weights(const RunShape& s, int64_t rank) {
-  double sum = 0;
+// Weights of one rank whose GEMMs are in 8 or 4 bits: those of its layers.
+RankParameters low_precision_weights(const RunShape& s, int64_t rank) {
+  RankParameters sum;
   int64_t layer = 0;
   for (size_t i = 0; i < s.stages.size(); ++i)
-    for (const int64_t end = layer + s.stages[i].layers(); layer < end; ++layer)
-      if (holds(s, i, rank) && s.is_low_precision_layer(layer))
-        sum += layer_parameters(s, s.is_expert_layer(layer)).sharded / real(s.tp);
+    for (const int64_t end = layer + s.stages[i].layers(); layer < end; ++layer) {
+      if (!holds(s, i, rank) || !s.is_low_precision_layer(layer)) continue;
+      const LayerParameters of_layer = layer_parameters(s, s.is_expert_layer(layer));
+      sum.dense += of_layer.sharded / real(s.tp);
+      sum.experts += of_layer.experts / real(s.ep * s.etp);
+    }
   return sum;
 }
 
@@ -379,11 +382,14 @@ double low_precision_weights(const RunShape& s, int64_t rank) {
 double code_bytes(const RunShape& s, int64_t rank) {
   using enum config::ShardingStrategy;
   if (s.code_bytes == 0 || s.sharding == optim_grads_params) return 0;
-  const bool gathered = s.gathers_codes && s.sharding != no_shard && s.dense_shards() > 1 && !s.adapters;
-  const double parameters = gathered ? s.parameter_bytes * (1 - 1 / real(s.dense_shards())) : 0;
+  const bool gathered = s.gathers_codes && s.sharding != no_shard && !s.adapters;
   // The first micro-batch is at its peak before the backward pass has quantized any weight.
   const double layouts = s.micro_batches() > 1 || s.pp > 1 ? 2 : 1;
-  return low_precision_weights(s, rank) * (layouts * s.code_bytes - parameters);
+  const auto of_one = [&](int64_t shards) {
+    return layouts * s.code_bytes - (gathered ? s.parameter_bytes * (1 - 1 / real(shards)) : 0);
+  };
+  const RankParameters weights = low_precision_weights(s, rank);
+  return weights.dense * of_one(s.dense_shards()) + weights.experts * of_one(s.expert_shards());
 }
 
 // Gradients in the buckets that are reduced at a time, three. A weight that is larger than a bucket has one

@@ -128,7 +128,8 @@ void set_model(RunShape& s, const config::ModelConfig& m) {
                             m.moe_router_group_topk.value_or(0),
                             (m.moe_router_enable_expert_bias ? 1 : 0) + (config::has_mlp_biases(m) ? 1 : 0),
                             filled_rows(m),
-                            m.moe_expert_capacity_factor};
+                            m.moe_expert_capacity_factor,
+                            true};
   if (m.multi_latent_attention)
     s.latent = LatentShape{m.qk_layernorm, m.q_lora_rank.value_or(0), m.kv_lora_rank,
                            m.qk_head_dim,  m.qk_pos_emb_head_dim,     m.v_head_dim};

@@ -57,6 +57,9 @@ struct ExpertShape {
   double filled = 1;
   // The capacity of an expert, by the rows of a balanced load.
   std::optional<double> capacity;
+  // GEMMs of codes of 8 bits decode them, and multiply in 16 bits: the trainer's on CUDA. False: at the rate
+  // of the codes.
+  bool decodes_codes = false;
 };
 
 // Multi-head latent attention (DeepSeek-V2).

@@ -229,6 +229,22 @@ TEST_CASE("rows without weights keep the bits of finite numbers") {
   }
 }
 
+TEST_CASE("rows behind those of all experts become 0") {
+  for (const auto& sizes : {Vec<int64_t>{3, 0, 70, 1}, {0, 0}, {5}})
+    for (const DType type : kTypes)
+      for (const int64_t cols : {1, 37, 200}) {
+        const auto experts = static_cast<int64_t>(sizes.size()),
+                   used = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}), rows = used + 9;
+        const Array x(type, random_values(rows * cols, 41));
+        const auto y = run_kernel({x}, [&](kernels::Context& c, Vec<Array>& out) {
+          permutation().clear_unused(c, out[0].out(), sizes.data(), experts, rows, cols);
+        });
+        Vec<double> expected = x.rounded();
+        std::fill(expected.begin() + used * cols, expected.end(), 0.0);
+        CHECK((y[0].rounded() == expected));
+      }
+}
+
 TEST_CASE("rows of each expert are added to its sums") {
   for (const auto& sizes : {Vec<int64_t>{3, 0, 700, 1}, {5}, {0, 0, 2}})
     for (const DType type : kTypes)

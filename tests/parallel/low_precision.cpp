@@ -8,6 +8,7 @@
 
 #include "kernels/table.hpp"
 #include "ops/activation.hpp"
+#include "ops/grouped_linear.hpp"
 #include "ops/linear.hpp"
 #include "ops/matmul.hpp"
 #include "parallel/flat_store.hpp"
@@ -144,15 +145,18 @@ double mean_error(const Matrix& got, const Matrix& expected) {
   return std::sqrt(apart / squares);
 }
 
-// A store of one weight [out, in] in bf16 on one rank.
+// A store of one weight [out, in], or of experts [experts, out, in] below one another in `w`, in bf16 on one
+// rank.
 struct Layer {
   std::vector<std::unique_ptr<Parameter>> parameters;
   std::unique_ptr<parallel::FlatStore> store;
   Layer(Device& device, const Matrix& w, const LowPrecision& format, int64_t history = 1,
-        bool trainable = true) {
+        bool trainable = true, int64_t experts = 0) {
     ParamSpec spec;
     spec.name = "layer.weight";
     spec.shape = {w.rows, w.cols};
+    if (experts > 0) spec.shape = {experts, w.rows / experts, w.cols};
+    if (experts > 0) spec.sharding = {ShardingAxis::expert, 0};
     spec.block = "layer 0";
     spec.linear = true;
     parameters.push_back(std::make_unique<Parameter>(std::move(spec), 0));
@@ -187,7 +191,8 @@ GemmResults backward(Tape& tape, Layer& layer, const Var& y, const Matrix& dy) {
   layer.store->finish_gradients();
   const Shape& shape = layer.weight().shape();
   if (layer.store->is_trainable(layer.weight()))
-    result.dw = from(layer.store->flat_buffers()[0].gradients.flat_range(0, shape.elements(), shape));
+    result.dw = from(layer.store->flat_buffers()[0].gradients.flat_range(
+        0, shape.elements(), {shape.elements() / shape[shape.rank() - 1], shape[shape.rank() - 1]}));
   return result;
 }
 GemmResults run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy) {
@@ -198,6 +203,23 @@ GemmResults run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy)
   const Var input = tape.input("x", on(device, x), true);
   const Var y = ops::linear(tape, input, layer.weight());
   return backward(tape, layer, y, dy);
+}
+
+// Of experts with sizes[e] rows each.
+GemmResults run_experts(Device& device, Layer& layer, const Matrix& x, const Matrix& dy,
+                        const std::vector<int64_t>& sizes) {
+  StepContext context{device, *layer.store};
+  layer.store->zero_gradients();
+  layer.store->begin_last_micro_batch();
+  Tape tape(context);
+  const Var input = tape.input("x", on(device, x), true);
+  const Tensor of_experts = Tensor::from_host<int64_t>(device, {static_cast<int64_t>(sizes.size())}, sizes);
+  return backward(tape, layer, ops::grouped_linear(tape, input, of_experts, layer.weight()), dy);
+}
+
+Matrix rows_of(const Matrix& m, int64_t first, int64_t count) {
+  const auto begin = m.values.begin() + first * m.cols;
+  return {count, m.cols, {begin, begin + count * m.cols}};
 }
 
 }  // namespace
@@ -321,6 +343,50 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
       // A weight that is kept has the same codes in the next micro-batch.
       const GemmResults again = run(*device, layer, x, dy);
       if (recipe != ScalingRecipe::delayed) CHECK(again.y.values == got.y.values);
+    }
+}
+
+TEST_CASE_TEMPLATE("experts in the recipes with a scale of the tensor", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  constexpr int64_t kOut = 72, kIn = 56, kRows = 61;
+  const auto nan_behind = [](Matrix m, int64_t used) {
+    std::fill(m.values.begin() + used * m.cols, m.values.end(), std::nan(""));
+    return m;
+  };
+  for (const ScalingRecipe recipe : {ScalingRecipe::delayed, ScalingRecipe::tensorwise})
+    for (const bool weight_gradient : {true, false}) {
+      INFO(name_of(recipe), weight_gradient ? "" : ", weight gradient in bf16");
+      if (!test::multiplies<D>(name_of(recipe))) continue;
+      const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
+      LowPrecision format = format_of(recipe, true);
+      format.weight_gradient = weight_gradient;
+      const std::vector<int64_t> sizes = {17, 0, 33, 5};
+      const int64_t experts = 4, used = 55;
+      const Matrix w = random_matrix(experts * kOut, kIn, 15, 0.3), x = random_matrix(kRows, kIn, 16, 2),
+                   dy = random_matrix(kRows, kOut, 17, 3);
+      Layer layer(*device, w, format, 1, true, experts);
+      const GemmResults got = run_experts(*device, layer, nan_behind(x, used), nan_behind(dy, used), sizes);
+      for (int64_t e = 0, first = 0; e < experts; first += sizes[static_cast<size_t>(e++)]) {
+        const int64_t count = sizes[static_cast<size_t>(e)];
+        const Matrix own = rows_of(w, e * kOut, kOut), own_x = rows_of(x, first, count),
+                     own_dy = rows_of(dy, first, count), dw = rows_of(got.dw, e * kOut, kOut);
+        if (count == 0) {
+          CHECK(std::all_of(dw.values.begin(), dw.values.end(), [](double v) { return v == 0; }));
+          continue;
+        }
+        CHECK(mean_error(rows_of(got.y, first, count), own_x.times(own)) < 0.05);
+        CHECK(mean_error(rows_of(got.dx, first, count), own_dy.times(own.transposed())) < 0.08);
+        CHECK(mean_error(dw, own_dy.transposed().times(own_x.transposed())) <
+              (weight_gradient ? 0.08 : 1e-5));
+      }
+      // One expert with all rows is a linear layer.
+      const Matrix one = rows_of(w, 0, kOut);
+      Layer alone(*device, one, format, 1, true, 1), dense(*device, one, format);
+      const GemmResults grouped = run_experts(*device, alone, x, dy, {kRows}),
+                        linear = run(*device, dense, x, dy);
+      CHECK(error(grouped.y, linear.y) < 1e-2);
+      CHECK(error(grouped.dx, linear.dx) < 1e-2);
+      CHECK(error(grouped.dw, linear.dw) < 1e-4);
     }
 }
 

@@ -70,6 +70,8 @@ RunShape expert_shape(const PublishedRow& row) {
   const config::Resolution recipe = config::resolve(request);
   REQUIRE_MESSAGE(recipe.ok(), row.name(), ": ", config::render(recipe.diagnostics, recipe.sources));
   RunShape shape = run_shape(recipe.config);
+  // Transformer Engine multiplies codes.
+  shape.experts->decodes_codes = false;
   // SimuMax states that nothing is overlapped.
   const bool overlaps = row.text("source").find("SimuMax") == std::string::npos;
   shape.overlap_grad_reduce = shape.overlap_param_gather = shape.overlap_tp = overlaps;

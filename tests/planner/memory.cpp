@@ -103,7 +103,9 @@ TEST_CASE("the formula agrees with the trainer's own step for models with expert
       {"gpt-oss-20b", "dist.world_size=32", "dist.ep=1", "ddp=zero3"},
       {"qwen3-30b-a3b", "dist.ep=1", "ddp=zero3"},
       {"mixtral-8x7b", "dist.pp=1", "dist.vpp=null", "dist.ep=1", "ddp=zero3"},
-      {"olmoe-1b-7b", "ddp=zero2"}};
+      {"olmoe-1b-7b", "ddp=zero2"},
+      {"mixtral-8x7b", "mixed_precision=bf16_with_fp8_current_scaling_mixed"},
+      {"gpt-oss-20b", "mixed_precision=bf16_with_fp8_current_scaling_mixed"}};
   for (const std::vector<std::string>& run : capstan::test::sampled(runs)) {
     CAPTURE(run.front());
     CAPTURE(run.back());

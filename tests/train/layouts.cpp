@@ -321,8 +321,15 @@ struct Apart {
     if (overrides.find("mixed_precision.fp4=") != std::string::npos)
       loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 1.2, mean_square = 0.9, median = 0.25,
       roots = true;
-    // A token near a tie of the router may go to another expert.
-    if (bf16 && recipe.starts_with("moe")) loss = parameters = 2e-2, norm = 0.1, moments = 0.3;
+    // A token near a tie of the router may go to another expert; with forced choices the toy model's large
+    // weights make more of the differences in FP8, as measured at most 0.034 and 0.139.
+    if (bf16 && recipe.starts_with("moe")) {
+      loss = 2e-2, norm = 0.1;
+      if (median > 0)
+        parameters = 5e-2, median = 0.2;
+      else
+        parameters = 2e-2, moments = 0.3;
+    }
     // Parameters in bf16 differ by a last place, gradients with them, and their squares by twice as much; the
     // last place of E4M3.
     if (recipe == "moments") moments = 0.1;
@@ -695,27 +702,27 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 566, 94},
-                                                {"", "dist.tp=", 189, 40},
-                                                {"", "dist.pp=", 171, 26},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 575, 95},
+                                                {"", "dist.tp=", 192, 40},
+                                                {"", "dist.pp=", 172, 26},
                                                 {"", "dist.vpp=", 33, 9},
-                                                {"", ZB_H1, 25, 2},
+                                                {"", ZB_H1, 26, 2},
                                                 {"", ZB_V, 32, 3},
                                                 {"", "dist.cp=", 106, 5},
                                                 {"", "dist.cp_comm_type=", 42, 0},
-                                                {"", SHARD "optim ", 59, 15},
+                                                {"", SHARD "optim ", 60, 15},
                                                 {"", SHARD "optim_grads ", 47, 5},
-                                                {"", SHARD "optim_grads_params ", 79, 11},
+                                                {"", SHARD "optim_grads_params ", 81, 11},
                                                 {"", HYBRID, 24, 2},
-                                                {"", "model.recompute_granularity=", 89, 5},
-                                                {"", "mixed_precision=", 74, 14},
-                                                {"", "mixed_precision.fp8=", 15, 4},
-                                                {"", " moe", 191, 31},
-                                                {"", " moe_collapsed", 26, 3},
+                                                {"", "model.recompute_granularity=", 90, 5},
+                                                {"", "mixed_precision=", 83, 15},
+                                                {"", "mixed_precision.fp8=", 24, 5},
+                                                {"", " moe", 200, 32},
+                                                {"", " moe_collapsed", 35, 4},
                                                 {"", " moe_empty", 4, 1},
                                                 {"", " moe_padded", 10, 2},
-                                                {"", "dispatcher_type=allgather", 62, 13},
-                                                {"", "dispatcher_type=alltoall", 84, 12},
+                                                {"", "dispatcher_type=allgather", 64, 13},
+                                                {"", "dispatcher_type=alltoall", 88, 13},
                                                 {"", " latent", 40, 5},
                                                 {"", "_mtp ", 37, 7},
                                                 {STAND_IN, "", 67, 14},

@@ -541,6 +541,18 @@ inline constexpr Layout kLayouts[] = {
     {4, true, "llama", "dist.tp=2 dist.pp=2 " FP16 STAND_IN},
     // GEMMs in 8 and 4 bits.
     {2, true, "llama", "dist.tp=2 dist.sp=true " FP8("tensorwise")},
+    // Of experts too. Their choices are forced: in 8 bits many tokens are near a tie of the router. With
+    // expert parallelism the scales are those of earlier steps, as the current one is that of the rows that
+    // a rank has.
+    {2, true, "moe_collapsed", EXCHANGED("2") FP8("delayed")},
+    {2, false, "moe_collapsed", EP("2") FP8("delayed") " " FULL},
+    {2, false, "moe_collapsed", "dist.tp=2 dist.sp=true " FP8("tensorwise")},
+    {2, false, "moe_collapsed", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1 " FP8("delayed")},
+    {2, false, "moe_collapsed", EXCHANGED("2") SHARD "optim " FP8("delayed") CODES},
+    {2, false, "moe_collapsed", SHARD "optim_grads_params " FP8("tensorwise") CODES},
+    {2, false, "moe_collapsed", "dist.pp=2 " ZB_H1 FP8("tensorwise")},
+    {4, false, "moe_collapsed", EXCHANGED("2") "dist.tp=2 dist.sp=true " FP8("delayed")},
+    {4, false, "moe_collapsed", EP("2") SHARD "optim_grads_params " FP8("delayed") CODES},
     {2, false, "llama", "dist.tp=2 " FP8("delayed")},
     {2, false, "gpt", "dist.tp=2 " FP8("mxfp8")},
     {2, true, "llama", "dist.pp=2 " FP8("delayed")},

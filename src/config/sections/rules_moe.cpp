@@ -87,14 +87,32 @@ RULE("R0706", experts_and_tensor_need_sequence,
       .help("set dist.sequence_parallel=true");
 }
 
-RULE("R0719", experts_exclude_low_precision, "fp8 and fp4 exclude a model with experts",
-     "mixed_precision.fp8", "mixed_precision.fp4", "model.num_moe_experts") {
-  if (!has_experts(c) || (!c.mixed_precision.fp8 && !c.mixed_precision.fp4)) return;
-  const std::string field = c.mixed_precision.fp8 ? "mixed_precision.fp8" : "mixed_precision.fp4";
+RULE("R0719", experts_exclude_block_scales, "fp8 and fp4 with scales of blocks exclude a model with experts",
+     "mixed_precision.fp8", "mixed_precision.fp4", "mixed_precision.fp8_recipe", "model.num_moe_experts") {
+  const auto& precision = c.mixed_precision;
+  const bool of_tensor =
+      precision.fp8_recipe == Fp8Recipe::delayed || precision.fp8_recipe == Fp8Recipe::tensorwise;
+  if (!has_experts(c) || (!precision.fp4 && (!precision.fp8 || of_tensor))) return;
+  const std::string field = precision.fp4 ? "mixed_precision.fp4" : "mixed_precision.fp8_recipe";
   report
-      .error("`" + field + "` is set for a model with experts, whose GEMMs this version computes in " +
-             "`mixed_precision.params_dtype` only")
-      .help("set " + field + "=null");
+      .error("`" + field +
+             "` is set for a model with experts, whose GEMMs this version computes in 16 bits, " +
+             "or in 8 bits with one scale for a tensor")
+      .help("set mixed_precision=bf16_with_fp8_current_scaling_mixed, or " +
+            std::string(precision.fp4 ? "mixed_precision.fp4=null" : "mixed_precision.fp8=null"));
+}
+
+RULE("R0720", moe_act_recomputes_in_16_bits, "experts in 8 bits save codes, which moe_act does not recompute",
+     "model.recompute_modules", "mixed_precision.fp8", "mixed_precision.fp8_wgrad", "model.num_moe_experts") {
+  const auto& modules = c.model.recompute_modules;
+  if (!has_experts(c) || !c.mixed_precision.fp8 || !c.mixed_precision.fp8_wgrad || c.peft ||
+      std::find(modules.begin(), modules.end(), RecomputeModule::moe_act) == modules.end())
+    return;
+  report
+      .error(
+          "`model.recompute_modules` contains moe_act, which saves nothing: with `mixed_precision.fp8` the "
+          "second GEMM of an expert saves its input in 8 bits")
+      .help("leave moe_act out, or set mixed_precision.fp8_wgrad=false");
 }
 
 RULE("R0707", topk_of_the_experts, "moe_router_topk is at most num_moe_experts", "model.moe_router_topk",
