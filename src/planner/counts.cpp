@@ -116,8 +116,7 @@ LayerParameters layer_parameters(const RunShape& s, bool expert_layer) {
 LayerParameters mtp_parameters(const RunShape& s) {
   LayerParameters p = layer_parameters(s, s.is_expert_layer(s.layers - 1));
   // Projection of hidden states and embedding, both with a norm, and the last norm.
-  p.sharded += 2 * real(s.hidden) * real(s.hidden);
-  p.replicated += 3 * real(s.norm_vectors) * real(s.hidden);
+  p.replicated += 2 * real(s.hidden) * real(s.hidden) + 3 * real(s.norm_vectors) * real(s.hidden);
   return p;
 }
 

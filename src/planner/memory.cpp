@@ -182,7 +182,7 @@ double weight_gradient_operands(const RunShape& s, LayerKind kind) {
     mlp(real(s.ffn));
   } else {
     const ExpertShape& e = *s.experts;
-    routed = s.expert_rows() * s.activation_bytes * (2 * h + (1 + widths) * real(e.ffn) / real(s.etp));
+    routed = s.expert_rows() * element * (2 * h + (1 + widths) * real(e.ffn) / real(s.etp));
     if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
   }
   return routed + tokens * (gathered + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
