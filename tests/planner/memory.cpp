@@ -36,7 +36,7 @@ double first_rank_error(const config::Config& config, const std::string& cluster
     return make_plan(config, read_cluster(cluster), choice).memory.front().total();
   };
   const double error = total(MemoryChoice::formula) / total(MemoryChoice::exact) - 1;
-  MESSAGE(100 * error, " %");
+  MESSAGE("against the trainer: ", 100 * error, " %");
   return error;
 }
 
