@@ -87,7 +87,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
     for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(column));
   }
   for (auto& row : rows) table.add(std::move(row));
-  return table.text() + largest + "\n" + device_text(config) +
+  return table.text() + device_text(config) + largest + "\n" +
          (data.left_out.empty() ? "" : "without " + data.left_out + "\n");
 }
 
