@@ -62,8 +62,9 @@ constexpr std::array<float, 256> nf4_scale_map() {
     };
     for (int i = 0; i < middles; ++i, ++offset) {
       const float value = kDecades[decade] * ((edge(i) + edge(i + 1)) / 2);
-      map[static_cast<size_t>(127 + offset)] = value;
-      map[static_cast<size_t>(127 - offset)] = -value;
+      const auto from_zero = static_cast<size_t>(offset);
+      map[127 + from_zero] = value;
+      map[127 - from_zero] = -value;
     }
   }
   return map;

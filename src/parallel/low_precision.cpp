@@ -78,7 +78,7 @@ Tensor LowPrecisionWeights::transposed(const Tensor& codes) const {
   const int rank = codes.rank();
   const int64_t out = codes.size(rank - 2), in = codes.size(rank - 1),
                 matrices = codes.elements() / (out * in);
-  const Tensor result = Tensor::empty(device_, {matrices * in, out}, codes.dtype());
+  Tensor result = Tensor::empty(device_, {matrices * in, out}, codes.dtype());
   for (int64_t i = 0; i < matrices; ++i)
     launch(device_, device_.table().quantize->transpose_codes,
            codes.flat_range(i * out * in, out * in, {out, in}), result.slice(0, i * in, in), out, in);

@@ -23,7 +23,7 @@ constexpr std::array<float, 256> kScaleMap = kernels::nf4_scale_map();
 uint8_t scale_code(float normalized_scale) {
   int code = 0;
   for (int step = 128; step > 0; step /= 2) {
-    const auto next = static_cast<size_t>(code + step);
+    const size_t next = static_cast<size_t>(code) + static_cast<size_t>(step);
     if (normalized_scale > (kScaleMap[next - 1] + kScaleMap[next]) / 2) code += step;
   }
   return static_cast<uint8_t>(code);
@@ -173,7 +173,7 @@ void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator*
 }
 
 Tensor Nf4Weight::expand(DType type) const {
-  const Tensor full = Tensor::empty(*device_, parameter_->shape(), type);
+  Tensor full = Tensor::empty(*device_, parameter_->shape(), type);
   for (const LocalRegion& local : regions_) {
     const int64_t nested = options_.two_stage ? nested_.size(1) : 0, first = local.matrix * nested;
     launch(*device_, device_->table().adapter->nf4_dequantize, local.region, matrix_[1], options_.block,

@@ -178,21 +178,20 @@ GridParameters grid_parameters(const RunShape& s, int64_t rank, ParameterGrid gr
 
 DataTraffic data_traffic(const RunShape& s, const Cluster& c, const GridParameters& grid) {
   using enum config::ShardingStrategy;
-  const auto& [stride, shards, trained, gathered, trained_buckets, buckets] = grid;
-  const Group shard = group_of(c, stride, shards, s.gpus()),
-              replica = group_of(c, stride * shards, s.instances, s.gpus());
+  const Group shard = group_of(c, grid.stride, grid.shards, s.gpus()),
+              replica = group_of(c, grid.stride * grid.shards, s.instances, s.gpus());
   const auto seconds = [&](Collective collective, double bytes) {
-    return collectives_seconds(c, shard, collective, bytes * trained, trained_buckets);
+    return collectives_seconds(c, shard, collective, bytes * grid.trained, grid.trained_buckets);
   };
   if (s.sharding == no_shard) return {seconds(Collective::all_reduce, s.reduced_bytes), 0};
-  const double slice = trained / real(shards);
+  const double slice = grid.trained / real(grid.shards);
   DataTraffic traffic{seconds(Collective::reduce_scatter, s.reduced_bytes),
                       seconds(Collective::all_gather, s.parameter_bytes)};
   // Gradients that are sharded are reduced after each micro-batch.
   if (s.sharding >= optim_grads) traffic.gradients *= real(s.micro_batches());
   if (s.sharding == optim_grads_params)
     traffic.parameters = passes_of(s) * collectives_seconds(c, shard, Collective::all_gather,
-                                                            s.parameter_bytes * gathered, buckets);
+                                                            s.parameter_bytes * grid.gathered, grid.buckets);
   // The slice of a rank is reduced between instances once in a step.
   const Collective between = s.shards_over_instances ? Collective::reduce_scatter : Collective::all_reduce;
   traffic.gradients += collective_seconds(c, replica, between, s.reduced_bytes * slice);

@@ -86,7 +86,7 @@ WriteResult convert_external(const Context& context, const std::string& from, co
 
 WriteResult convert_adapters(const std::string& from, const std::string& to,
                              const std::optional<std::string>& base) {
-  const WriteResult written = train::write_peft_files(from, to.substr(kPeft.size()), base);
+  WriteResult written = train::write_peft_files(from, to.substr(kPeft.size()), base);
   const train::StoredRecipe run = train::stored_recipe(from, {}, 1);
   warn_of_turn_end(checkpoint::Reader::open(run.checkpoint, checkpoint::Verification::structure),
                    run.resolution.config);
@@ -106,7 +106,7 @@ WriteResult convert_checkpoint(const Context& context, const std::string& from, 
   auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Verification::structure);
   const formats::ExportSource exported{&reader, stored.resolution.config.model,
                                        train::export_files(reader, stored.resolution.config)};
-  const WriteResult written = write_external(context, exported, to);
+  WriteResult written = write_external(context, exported, to);
   warn_of_turn_end(reader, stored.resolution.config);
   if (!written.tokenizer)
     note_no_tokenizer(context, from, to, stored.resolution.config.dataset.kind == config::DatasetKind::mock);

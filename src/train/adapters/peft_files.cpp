@@ -102,7 +102,7 @@ WriteResult read_peft_files(const std::string& from, const std::filesystem::path
   overrides.push_back(config::Override::token("peft.dropout=" + to_text(adapters.peft.dropout)));
   overrides.push_back(
       config::Override::token("checkpoint.pretrained_checkpoint=" + in_quotes(beside.weights.path())));
-  const StoredRecipe recipe = stored_recipe(beside.recipe.checkpoint.string(), std::move(overrides), 1);
+  const StoredRecipe recipe = stored_recipe(beside.recipe.checkpoint.string(), overrides, 1);
   recipe.resolution.require_ok();
   WriteResult written = summary_of(*adapters.tensors, kind_of(adapters.peft));
   written.files =
