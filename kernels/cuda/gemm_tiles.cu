@@ -48,7 +48,7 @@ template <class T>
 struct FloatSource {
   static constexpr int kTerms = Terms<T>::kCount;
   // On a multiprocessor.
-  static constexpr int kBlocks = kTerms == 1 ? 2 : 1;
+  [[maybe_unused]] static constexpr int kBlocks = kTerms == 1 ? 2 : 1;
   using Term = typename Terms<T>::Type;
   const T* data;
   int64_t ld;
@@ -65,7 +65,7 @@ struct FloatSource {
 struct CodeSource {
   static constexpr int kTerms = 1;
   // Decoding takes registers.
-  static constexpr int kBlocks = 1;
+  [[maybe_unused]] static constexpr int kBlocks = 1;
   using Term = bf16;
   static constexpr bool by_k = false;
   const uint8_t* codes;
