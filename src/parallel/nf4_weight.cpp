@@ -145,7 +145,6 @@ void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator*
   if (tensor) comm::all_reduce(*tensor, all, comm::ReduceOp::max);
 
   std::vector<float> nested(static_cast<size_t>(nested_.elements()));
-  std::vector<uint8_t> codes(scales.size());
   for (int64_t matrix = 0; matrix < matrices; ++matrix) {
     const auto own =
         std::span(all).subspan(static_cast<size_t>(matrix * of_matrix), static_cast<size_t>(of_matrix));
@@ -159,13 +158,15 @@ void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator*
       float& of_block = largest[i / static_cast<size_t>(kNf4NestedBlock)];
       of_block = std::max(of_block, std::abs(static_cast<float>(own[i]) - mean));
     }
-    for (const LocalRegion& local : regions_) {
-      if (local.matrix != matrix) continue;
-      for (int64_t i = 0; i < local.blocks.count; ++i) {
-        const auto here = static_cast<size_t>(local.blocks.begin + i);
-        const float range = largest[static_cast<size_t>(block_number(local, i) / kNf4NestedBlock)];
-        codes[here] = scale_code((scales[here] - mean) * (1.0f / std::max(range, 1e-38f)));
-      }
+  }
+  std::vector<uint8_t> codes(scales.size());
+  for (const LocalRegion& local : regions_) {
+    const float* const largest = nested.data() + local.matrix * nested_.size(1);
+    const float mean = largest[nested_.size(1) - 1];
+    for (int64_t i = 0; i < local.blocks.count; ++i) {
+      const auto here = static_cast<size_t>(local.blocks.begin + i);
+      const float range = largest[block_number(local, i) / kNf4NestedBlock];
+      codes[here] = scale_code((scales[here] - mean) * (1.0f / std::max(range, 1e-38f)));
     }
   }
   scale_codes_.copy_from_host_bytes(std::as_bytes(std::span(codes)));
