@@ -73,7 +73,7 @@ const std::vector<RuleCase>& moe_cases() {
        {"model.num_moe_experts=4", "mixed_precision.params_dtype=bf16", "mixed_precision.fp8=hybrid",
         "mixed_precision.fp8_recipe=tensorwise", "model.recompute_granularity=selective",
         "model.recompute_modules=[moe_act]"},
-       "contains moe_act, which saves nothing",
+       "contains moe_act, which frees no memory",
        "fp8_wgrad=false",
        {"model.num_moe_experts=4", "mixed_precision.params_dtype=bf16", "mixed_precision.fp8=hybrid",
         "mixed_precision.fp8_recipe=tensorwise", "mixed_precision.fp8_wgrad=false",

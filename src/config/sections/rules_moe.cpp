@@ -110,7 +110,7 @@ RULE("R0720", moe_act_recomputes_in_16_bits, "experts in 8 bits save codes, whic
     return;
   report
       .error(
-          "`model.recompute_modules` contains moe_act, which saves nothing: with `mixed_precision.fp8` the "
+          "`model.recompute_modules` contains moe_act, which frees no memory: with `mixed_precision.fp8` the "
           "second GEMM of an expert saves its input in 8 bits")
       .help("leave moe_act out, or set mixed_precision.fp8_wgrad=false");
 }

@@ -284,9 +284,7 @@ std::vector<QuantizedShard> quantized_shards(const Config& c, int64_t ranks) {
     shards.rows("linear_qkv", 2 * d, qkv, hidden, " (keys and values)");
   }
   shards.columns("linear_proj", values);
-  bool dense = false;
-  for (int64_t layer = 0; layer < m.num_layers; ++layer) dense = dense || !is_moe_layer(m, layer);
-  if (dense) shards.mlp("", ffn, m);
+  if (!every_layer_has_experts(m)) shards.mlp("", ffn, m);
   if (has_experts(c) && shared > 0) shards.mlp("shared_experts.", shared, m);
   return shards.list;
 }
