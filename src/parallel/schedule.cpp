@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/division.hpp"
 #include "base/error.hpp"
 
 namespace capstan::parallel {
@@ -152,20 +153,80 @@ std::vector<PipelineAction> zb_v_actions(const PipelineShape& s, int64_t rank) {
 
 }  // namespace
 
-Schedule make_schedule(const PipelineShape& shape) {
+std::vector<PipelineAction> make_actions(const PipelineShape& shape, int64_t rank) {
   using enum config::PipelineSchedule;
   check_sizes(shape);
   check_chunks(shape);
   PipelineShape s = shape;
   if (s.chunks == 1) s.group = s.micro_batches;
-  const std::vector<Position> order =
-      s.separates_weight_gradients() ? std::vector<Position>() : forward_order(s);
+  return s.order == zb_h1  ? zb_h1_actions(s, rank)
+         : s.order == zb_v ? zb_v_actions(s, rank)
+                           : joined_actions(s, forward_order(s), rank);
+}
+
+Schedule make_schedule(const PipelineShape& shape) {
+  check_sizes(shape);
   Schedule schedule;
-  for (int64_t rank = 0; rank < s.ranks; ++rank)
-    schedule.push_back(s.order == zb_h1  ? zb_h1_actions(s, rank)
-                       : s.order == zb_v ? zb_v_actions(s, rank)
-                                         : joined_actions(s, order, rank));
+  for (int64_t rank = 0; rank < shape.ranks; ++rank) schedule.push_back(make_actions(shape, rank));
   return schedule;
+}
+
+namespace {
+
+// Whether the actions of `all` from `begin` on are those of `few` from `from` on, `count` of them, for
+// micro-batches that come `later`.
+bool same_actions(const std::vector<PipelineAction>& all, int64_t begin,
+                  const std::vector<PipelineAction>& few, int64_t from, int64_t count, int64_t later) {
+  return std::equal(
+      few.begin() + from, few.begin() + from + count, all.begin() + begin,
+      [later](const PipelineAction& a, const PipelineAction& b) {
+        return b == PipelineAction{a.kind, a.micro_batch + static_cast<int32_t>(later), a.chunk};
+      });
+}
+
+// The most micro-batches that a chunk holds between a forward pass and the last action of the micro-batch.
+int64_t most_held(const PipelineShape& s, const std::vector<PipelineAction>& actions) {
+  const ActionKind last =
+      s.separates_weight_gradients() ? ActionKind::weight_gradients : ActionKind::backward;
+  std::vector<int64_t> held(static_cast<size_t>(s.chunks));
+  int64_t most = 0;
+  for (const PipelineAction& action : actions) {
+    int64_t& count = held[static_cast<size_t>(action.chunk)];
+    if (action.kind == ActionKind::forward) most = std::max(most, ++count);
+    if (action.kind == last) --count;
+  }
+  return most;
+}
+
+}  // namespace
+
+ShorterStep shorter_step(const PipelineShape& shape, int64_t rank, int64_t more) {
+  const ShorterStep complete{.micro_batches = shape.micro_batches};
+  if (shape.order == config::PipelineSchedule::gpipe) return complete;
+  const bool separate = shape.separates_weight_gradients();
+  const int64_t group = shape.chunks > 1 && !separate ? shape.group : 1,
+                length = group * shape.chunks * (separate ? 3 : 2);
+  const std::vector<PipelineAction> all = make_actions(shape, rank);
+  const int64_t periods = 2 + more + ceil_div(most_held(shape, all), group);
+  PipelineShape fewer = shape;
+  for (fewer.micro_batches = shape.micro_batches % group + group; fewer.micro_batches < shape.micro_batches;
+       fewer.micro_batches += group) {
+    const std::vector<PipelineAction> few = make_actions(fewer, rank);
+    // The cool-down of the shorter step begins here. The forward passes of the last micro-batches belong to it,
+    // and what is prepared for them before.
+    const int32_t last = static_cast<int32_t>(fewer.micro_batches - 1);
+    const int64_t last_forward =
+        std::find(few.begin(), few.end(), PipelineAction{ActionKind::forward, last, 0}) - few.begin();
+    const int64_t other = std::mismatch(few.begin(), few.end(), all.begin()).first - few.begin(),
+                  end = std::min(other, last_forward) - length, begin = end - length,
+                  settled = begin - periods * length,
+                  times = (shape.micro_batches - fewer.micro_batches) / group;
+    if (settled < 0) continue;
+    if (same_actions(all, settled + length, all, settled, begin + times * length - settled, group) &&
+        same_actions(all, end + times * length, few, end, std::ssize(few) - end, times * group))
+      return {fewer.micro_batches, begin, length, group, times};
+  }
+  return complete;
 }
 
 ActionTicks usual_ticks(const PipelineShape& shape) {

@@ -60,6 +60,21 @@ using Schedule = std::vector<std::vector<PipelineAction>>;
 // ErrorCode::config for sizes that are not positive, for chunks or a map of stages that the schedule is not
 // made for, and for a group (the last one included) of fewer than P micro-batches, which would deadlock.
 Schedule make_schedule(const PipelineShape& shape);
+// The actions of one rank.
+std::vector<PipelineAction> make_actions(const PipelineShape& shape, int64_t rank);
+
+// A step of fewer micro-batches that has all that a rank does in a longer one: between warm-up and cool-down
+// the same actions come again for the next micro-batches.
+struct ShorterStep {
+  int64_t micro_batches = 0;
+  // The longer step has the actions [begin, begin + length) `times` more, for the next `group` micro-batches
+  // each time. They are the last such period before the forward passes of the last micro-batches.
+  int64_t begin = 0, length = 0, group = 1, times = 0;
+};
+// The shortest such step in which the micro-batches that are under way at `begin`, and in the period before,
+// began in such periods, not in the warm-up; `more`: that many periods later. Where none is shorter it is
+// `shape` itself, with times = 0, as with GPipe.
+ShorterStep shorter_step(const PipelineShape& shape, int64_t rank, int64_t more = 0);
 
 // Duration of each kind of action, in ticks.
 struct ActionTicks {

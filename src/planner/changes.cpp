@@ -17,6 +17,7 @@ class Pricing {
   Pricing(const Plan& plan, const Resolver& resolve)
       : plan_(plan),
         resolve_(resolve),
+        passes_(plan.fits ? plan.passes : kAffordablePasses),
         scale_(plan.memory[plan.fullest].total() / fullest_by_formula(plan.shape).total()) {}
 
   // Bytes of the fullest rank by formula, scaled by what the exact figure of the plan is of the formula's.
@@ -69,8 +70,9 @@ class Pricing {
 
   const Plan& plan_;
   const Resolver& resolve_;
+  // As of exact_fullest(). A plan that fits should take no more time for them.
+  int64_t passes_;
   const double scale_;
-  int64_t passes_ = kAffordablePasses;
 };
 
 // ---- changes after which a run fits ----

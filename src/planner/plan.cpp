@@ -60,14 +60,20 @@ RankMemory exact_memory(const config::Config& config, const Cluster& cluster, in
   return memory;
 }
 
-// Layers that estimate_step() passes through for one rank of the pipeline: it runs a few micro-batches three
-// times.
+// Layers that estimate_step() passes through for one rank of the pipeline: two steps with a few micro-batches,
+// whose memory is played again for the others in a tenth of the time. Layers with experts take twice as long,
+// for their transfers to many ranks.
 int64_t estimated_passes(const RunShape& s, int64_t rank) {
   int64_t layers = 0;
   for (size_t i = 0; i < s.stages.size(); ++i)
     if (s.stage_ranks[i] == rank) layers += s.stages[i].layers() + s.stages[i].mtp_layers;
-  const int64_t all = s.micro_batches(), few = std::min(all, 2 * std::max(s.pp, s.group));
-  return layers * (2 * std::min(all, 4 * few) + few);
+  const parallel::ShorterStep few = parallel::shorter_step(pipeline_of(s), rank);
+  const int64_t left = s.micro_batches() - few.micro_batches;
+  return layers * (s.experts ? 2 : 1) * (2 * few.micro_batches + left / 5);
+}
+
+bool certainly_fits(const RunShape& s, const Cluster& cluster, const RankMemory& by_formula) {
+  return fits_memory(s, cluster, by_formula.total() + formula_reserve(s, cluster), by_formula.host);
 }
 
 void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
@@ -79,11 +85,12 @@ void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
                    [&](size_t a, size_t b) { return plan.memory[a].total() > plan.memory[b].total(); });
   // Memory differs between the ranks of a pipeline only.
   const std::vector<int64_t> ranks = train::pipeline_ranks(config);
-  int64_t left = kAffordablePasses;
+  plan.passes = kAffordablePasses / (certainly_fits(s, plan.cluster, plan.memory[order[0]]) ? 2 : 1);
   for (const size_t rank : order) {
     if (choice == MemoryChoice::formula) break;
-    left -= estimated_passes(s, static_cast<int64_t>(rank));
-    if (choice == MemoryChoice::automatic && left < 0) break;
+    const int64_t needed = estimated_passes(s, static_cast<int64_t>(rank));
+    if (choice == MemoryChoice::automatic && needed > plan.passes) break;
+    plan.passes -= needed;
     plan.memory[rank] = exact_memory(config, plan.cluster, ranks[rank]);
   }
   for (size_t i = 0; i < plan.memory.size(); ++i)

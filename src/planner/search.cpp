@@ -322,9 +322,7 @@ SearchResult search_layouts(const config::Config& config, const Cluster& whole, 
     return std::pair(a.order(), a.bytes) < std::pair(b.order(), b.bytes);
   });
   LayoutList list(base, cluster, resolve);
-  // Layers with experts take longer, for their transfers to many ranks.
-  BestFirst(all.scored, cluster, base.experts ? kAffordablePasses : 3 * kAffordablePasses / 2)
-      .add_to(list, most);
+  BestFirst(all.scored, cluster, 3 * kAffordablePasses / 2).add_to(list, most);
   add_front(list, front_of(all.scored, cluster));
   result.layouts = std::move(list.layouts);
   std::erase_if(result.layouts, [](const Layout& one) { return one.is_recipe(); });

@@ -4,10 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <set>
-#include <utility>
+#include <vector>
 
 namespace capstan {
 
@@ -24,25 +22,24 @@ class BlockAllocator {
   // the end.
   int64_t missing(int64_t size) const;
   void grow(int64_t bytes);
-  void put_back(int64_t offset);
+  // The block at `offset` of `size` bytes, as it was taken.
+  void put_back(int64_t offset, int64_t size);
   // Gives up free memory at the end, and returns its bytes.
   int64_t shrink();
 
   // Bytes of the range.
   int64_t end() const { return end_; }
-  int64_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
 
  private:
-  void add_free(int64_t offset, int64_t size);
-  void remove_free(int64_t offset);
+  struct Block {
+    int64_t offset, size;
+  };
   int64_t free_at_end() const;
 
   int64_t granularity_;
   int64_t end_ = 0;
-  // Size by offset.
-  std::map<int64_t, int64_t> free_, used_;
-  // Size and offset of the free blocks.
-  std::set<std::pair<int64_t, int64_t>> by_size_;
+  // Free blocks by offset. There are some hundred at most, in which a search takes less time than in a tree.
+  std::vector<Block> free_;
 };
 
 }  // namespace capstan

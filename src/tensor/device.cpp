@@ -146,7 +146,7 @@ std::byte* Device::find_block(int64_t size) {
   if (data)
     offsets_.emplace(data, *offset);
   else
-    range.put_back(*offset);
+    range.put_back(*offset, size);
   return data;
 }
 
@@ -163,15 +163,17 @@ std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
   }
   count(use, size, category);
   occupy(data, bytes, size, category);
+  if (memory_listener_) memory_listener_->allocated(data, bytes, category);
   return data;
 }
 
 void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
+  if (memory_listener_) memory_listener_->freed(data, bytes, category);
   const int64_t size = rules_.round(bytes);
   count(use_[static_cast<size_t>(MemoryKind::device)], -size, category);
   const auto found = offsets_.find(data);
   CAPSTAN_ASSERT(found != offsets_.end(), "memory is freed that was not allocated");
-  blocks(pool_of(size)).put_back(found->second);
+  blocks(pool_of(size)).put_back(found->second, size);
   offsets_.erase(found);
   retire(data, size);
 }
@@ -189,10 +191,12 @@ std::byte* Device::allocate_pinned(int64_t bytes, MemoryCategory category) {
                                                     "less, where the optimizer is offloaded");
   count_host_memory(size, category);
   occupy_pinned(data, size, category);
+  if (memory_listener_) memory_listener_->pinned(bytes, category);
   return data;
 }
 
 void Device::free_pinned(std::byte* data, int64_t bytes, MemoryCategory category) {
+  if (memory_listener_) memory_listener_->pinned(-bytes, category);
   count_host_memory(-rules_.round(bytes), category);
   retire_pinned(data);
 }

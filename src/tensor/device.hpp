@@ -78,6 +78,16 @@ struct MemoryUse {
   int64_t total() const { return peak + cached(); }
 };
 
+// Is called for all memory that a device allocates and frees, with the bytes that were asked for.
+class MemoryListener {
+ public:
+  virtual ~MemoryListener() = default;
+  virtual void allocated(const std::byte* data, int64_t bytes, MemoryCategory category) = 0;
+  virtual void freed(const std::byte* data, int64_t bytes, MemoryCategory category) = 0;
+  // Pinned memory of the host. bytes: negative where it is freed.
+  virtual void pinned(int64_t bytes, MemoryCategory category) = 0;
+};
+
 // How the allocator of a device rounds sizes and grows its two ranges of addresses, in bytes. The meta device
 // takes those of the device that it stands for, so that estimates are exact.
 struct AllocatorRules {
@@ -195,6 +205,8 @@ class Device {
     return memory(shares_host_memory() ? MemoryKind::device : MemoryKind::host);
   }
   void reset_peak();
+  // nullptr: no listener.
+  void listen_to_memory(MemoryListener* listener) { memory_listener_ = listener; }
   // Refuses requests to the system that would raise MemoryUse::reserved above `bytes`; nullopt: no limit.
   // `name`: for messages, such as the field that sets the limit. kind host: a device whose memory is the
   // host's has no such memory.
@@ -372,6 +384,7 @@ class Device {
   // The block that each queue except compute keeps.
   std::array<kernels::Workspace, kQueues> kept_workspaces_{};
   std::function<void(const QueueSpan&)> listener_;
+  MemoryListener* memory_listener_ = nullptr;
   Queue launch_queue_ = Queue::compute;
   std::unique_ptr<PinnedPool> pinned_pool_;
 };

@@ -277,3 +277,40 @@ TEST_CASE("the picture") {
         "rank 0    0  1  .  . [0][0] 2 [1][1] . [2][2]\n"
         "rank 1    .  0 [0][0] 1 [1][1] 2 [2][2] .  .\n");
 }
+
+TEST_CASE("a shorter step has the actions of a longer one, but for periods that come again") {
+  const auto check = [](const PipelineShape& shape) {
+    for (int64_t rank = 0; rank < shape.ranks; ++rank)
+      for (const int64_t more : {0, 3}) {
+        CAPTURE(rank);
+        const ShorterStep few = shorter_step(shape, rank, more);
+        PipelineShape shorter = shape;
+        shorter.micro_batches = few.micro_batches;
+        std::vector<PipelineAction> actions = make_actions(shorter, rank);
+        const auto later = [&](PipelineAction action, int64_t periods) {
+          action.micro_batch += static_cast<int32_t>(periods * few.group);
+          return action;
+        };
+        std::vector<PipelineAction> all(actions.begin(), actions.begin() + few.begin + few.length);
+        for (int64_t period = 1; period <= few.times; ++period)
+          for (int64_t i = 0; i < few.length; ++i)
+            all.push_back(later(actions[static_cast<size_t>(few.begin + i)], period));
+        for (int64_t i = few.begin + few.length; i < std::ssize(actions); ++i)
+          all.push_back(later(actions[static_cast<size_t>(i)], few.times));
+        CHECK(few.micro_batches + few.times * few.group == shape.micro_batches);
+        if (few.times == 0) all = actions;
+        CHECK(all == make_actions(shape, rank));
+      }
+    return shorter_step(shape, 0).micro_batches;
+  };
+  using enum PipelineSchedule;
+  CHECK(check({.micro_batches = 100}) < 10);
+  CHECK(check({.ranks = 4, .micro_batches = 101}) < 20);
+  CHECK(check({.ranks = 4, .micro_batches = 101, .order = zb_h1}) < 20);
+  CHECK(check(v_shape(4, 101)) < 30);
+  CHECK(check({.ranks = 4, .chunks = 5, .micro_batches = 128, .group = 4}) <= 32);
+  CHECK(check({.ranks = 3, .chunks = 2, .micro_batches = 128, .group = 5}) <= 43);
+  // None is shorter.
+  CHECK(check({.ranks = 4, .micro_batches = 100, .order = gpipe}) == 100);
+  CHECK(check({.ranks = 8, .micro_batches = 9}) == 9);
+}

@@ -13,6 +13,7 @@
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/expert_bias.hpp"
+#include "train/trainer/memory_trace.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/step_totals.hpp"
@@ -20,16 +21,6 @@
 namespace capstan::train {
 
 namespace {
-
-class CostSum final : public TapeObserver {
- public:
-  void observe(const TapeEvent& event) override {
-    executed += event.cost.flops;
-    // FLOPs of the model, without recomputation.
-    if (!event.recomputed) flops += event.cost.flops;
-  }
-  double flops = 0, executed = 0;
-};
 
 // Launches, copied bytes and sent bytes of a step, as counted by a device and the mesh.
 struct StepCounts {
@@ -50,8 +41,8 @@ struct StepCounts {
   }
   StepCounts operator-(const StepCounts& other) const { return with(other, std::minus<int64_t>()); }
   StepCounts operator+(const StepCounts& other) const { return with(other, std::plus<int64_t>()); }
-  StepCounts scaled(int64_t factor, int64_t divisor) const {
-    return with(*this, [=](int64_t count, int64_t) { return count * factor / divisor; });
+  StepCounts times(int64_t factor) const {
+    return with(*this, [=](int64_t count, int64_t) { return count * factor; });
   }
 };
 StepCounts counts_of(const Device& device, const comm::Mesh& mesh) {
@@ -74,20 +65,21 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents, bool padd
   return shape;
 }
 
-// Enough micro-batches to fill the pipeline; more of them need no more memory. GPipe holds all at once.
-int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
-  if (step.ranks == 1) return std::min<int64_t>(step.micro_batches, 2);
-  if (step.order == config::PipelineSchedule::gpipe) return step.micro_batches;
-  return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
+std::unique_ptr<Device> meta_device(const config::Config& config, int local_ranks, MemoryListener* listener) {
+  auto device = make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
+  device->listen_to_memory(listener);
+  return device;
 }
 
 // The objects of one rank's trainer on the `meta` device, and the operations of StepRunner::train_step() on
 // them in the same order, without memory.
 class MetaTrainer {
  public:
-  MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport)
+  // listener: of all memory; may be null.
+  MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport,
+              MemoryListener* listener)
       : config_(config),
-        device_(make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks)),
+        device_(meta_device(config, local_ranks, listener)),
         mesh_(mesh_sizes(config, config.dist.world_size), rank),
         model_((connect_meta(mesh_, transport), models::build(config.model, model_shard(config, mesh_)))),
         store_(*device_, model_->parameters(), store_groups(mesh_),
@@ -110,13 +102,13 @@ class MetaTrainer {
   }
 
   const Device& device() const { return *device_; }
+  StepCounts counts() const { return counts_of(*device_, mesh_); }
   int64_t state_file_bytes() const { return store_.state_file() ? store_.state_file()->bytes() : 0; }
   // Number of micro-batches of a step.
   int64_t micro_batches() const { return micro_batches_; }
 
-  // A step of `count` micro-batches; `observer` may be null.
-  StepCounts step(int64_t count, TapeObserver* observer) {
-    const StepCounts before = counts_of(*device_, mesh_);
+  // A step of `count` micro-batches.
+  void step(int64_t count, TapeObserver* observer) {
     store_.zero_gradients();
     StepTimers timers;
     const auto losses =
@@ -130,7 +122,6 @@ class MetaTrainer {
     expert_biases_.update(totals_.router_sums(), totals_.control());
     store_.after_update(totals_.control());
     if (config_.logger.log_params_norm) totals_.sum_parameters();
-    return counts_of(*device_, mesh_) - before;
   }
 
   // Bytes that the host reads at the end of a step.
@@ -189,35 +180,100 @@ MemoryUse with_resident_data(MemoryUse use, int64_t bytes) {
   return use;
 }
 
+namespace {
+
+// A rank's steps on the meta device, with the micro-batches of `part`.
+class RecordedSteps final : public TapeObserver {
+ public:
+  RecordedSteps(const config::Config& config, int64_t rank, int local_ranks, Transport transport,
+                const parallel::PipelineShape& shape, int64_t pipeline_rank,
+                const parallel::ShorterStep& part)
+      : part_(part),
+        trace_(actions_of(shape, pipeline_rank, part), part),
+        trainer_(config, rank, local_ranks, transport, part.times > 0 ? &trace_ : nullptr) {
+    // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
+    step();
+    flops_ = executed_flops_ = 0;
+    const StepCounts before = trainer_.counts();
+    step();
+    counts_ = trainer_.counts() - before;
+    if (part.times > 0) counts_ = counts_ + period_counts_.times(part.times);
+    trainer_.reserve_uploads();
+    trainer_.save();
+  }
+
+  bool complete() const { return part_.times == 0 || trace_.repeats(); }
+  // With memory of complete steps.
+  void write(const config::Config& config, int local_ranks, StepEstimate& estimate) const {
+    if (part_.times == 0) return write(trainer_.device(), estimate);
+    const std::unique_ptr<Device> device = meta_device(config, local_ranks, nullptr);
+    trace_.replay(*device);
+    write(*device, estimate);
+  }
+
+ private:
+  static std::vector<parallel::PipelineAction> actions_of(parallel::PipelineShape shape, int64_t rank,
+                                                          const parallel::ShorterStep& part) {
+    shape.micro_batches = part.micro_batches;
+    return make_actions(shape, rank);
+  }
+  void observe(const TapeEvent& event) override {
+    executed_flops_ += event.cost.flops;
+    // FLOPs of the model, without recomputation.
+    if (!event.recomputed) flops_ += event.cost.flops;
+  }
+  // Before each action.
+  void micro_batch(int64_t) override {
+    if (part_.times == 0) return;
+    trace_.begin_action();
+    const int64_t action = actions_++ - part_.begin;
+    if (action == 0) period_counts_ = trainer_.counts();
+    if (action == part_.length) period_counts_ = trainer_.counts() - period_counts_;
+  }
+  void step() {
+    if (part_.times > 0) trace_.begin_step();
+    actions_ = 0;
+    trainer_.step(part_.micro_batches, this);
+    if (part_.times > 0) trace_.end_step();
+  }
+  void write(const Device& device, StepEstimate& estimate) const {
+    estimate.memory = device.memory();
+    estimate.host_memory = device.memory(MemoryKind::host);
+    estimate.state_file = trainer_.state_file_bytes();
+    estimate.sent = counts_.sent;
+    estimate.launches_by_queue = counts_.launches;
+    estimate.copied_to_device = counts_.copied_to_device;
+    // The host reads these values once, in StepTotals::read().
+    estimate.copied_to_host = counts_.copied_to_host + trainer_.bytes_read_by_host();
+    estimate.flops = flops_ / static_cast<double>(part_.micro_batches);
+    estimate.executed_flops = executed_flops_ / static_cast<double>(part_.micro_batches);
+  }
+
+  const parallel::ShorterStep part_;
+  MemoryTrace trace_;
+  MetaTrainer trainer_;
+  double flops_ = 0, executed_flops_ = 0;
+  int64_t actions_ = 0;
+  StepCounts period_counts_, counts_;
+};
+
+}  // namespace
+
 StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t resident_data,
                            std::optional<Transport> transport) {
   if (!transport) transport = planned_transport(config);
-  MetaTrainer trainer(config, rank, local_ranks, *transport);
-  const int64_t all = trainer.micro_batches();
-  const int64_t fewer = micro_batches_to_estimate(pipeline_shape(config, all));
-  const int64_t more = std::min(all, 4 * fewer);
-  CostSum cost;
-  // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
-  trainer.step(more, nullptr);
-  StepCounts counts = trainer.step(more, &cost);
-  trainer.reserve_uploads();
-  trainer.save();
   StepEstimate estimate;
   estimate.transport = *transport;
-  estimate.state_file = trainer.state_file_bytes();
-  estimate.memory = trainer.device().memory();
-  estimate.host_memory = trainer.device().memory(MemoryKind::host);
-  // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two
-  // counts are enough. The shorter step comes after the memory was read, because blocks of other sizes leave
-  // gaps that a run does not have.
-  if (more < all) counts = counts + (counts - trainer.step(fewer, nullptr)).scaled(all - more, more - fewer);
-  estimate.sent = std::move(counts.sent);
-  estimate.launches_by_queue = counts.launches;
-  estimate.copied_to_device = counts.copied_to_device;
-  // The host reads these values once, in StepTotals::read().
-  estimate.copied_to_host = counts.copied_to_host + trainer.bytes_read_by_host();
-  estimate.flops = cost.flops / static_cast<double>(more);
-  estimate.executed_flops = cost.executed / static_cast<double>(more);
+  const comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
+  const parallel::PipelineShape shape = pipeline_shape(config, micro_batches_of(config, mesh));
+  const int64_t pipeline_rank = mesh.index(comm::Axis::pp);
+  for (int64_t more = 0;; more = 2 * more + 1) {
+    const RecordedSteps steps(config, rank, local_ranks, *transport, shape, pipeline_rank,
+                              shorter_step(shape, pipeline_rank, more));
+    if (!steps.complete()) continue;
+    steps.write(config, local_ranks, estimate);
+    break;
+  }
   estimate.resident_data = resident_data;
   MemoryUse& host =
       backend_of(config.train.device).shares_host_memory ? estimate.memory : estimate.host_memory;

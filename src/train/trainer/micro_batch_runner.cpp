@@ -52,7 +52,7 @@ MicroBatchRunner::Losses MicroBatchRunner::forward_backward(int64_t micro_batche
   begin(micro_batches, source, &timers, observer);
   if (pipelined()) {
     if (std::exchange(scheduled_, micro_batches) != micro_batches)
-      actions_ = make_schedule(shape_)[static_cast<size_t>(links_.rank)];
+      actions_ = make_actions(shape_, links_.rank);
     parallel::run_actions(shape_, actions_, links_, *this);
   } else {
     for (int64_t m = 0; m < micro_batches; ++m) {
