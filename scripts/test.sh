@@ -201,6 +201,8 @@ if [ "$full" = yes ]; then
     not_run+=("cuda: no CUDA toolkit compiles the kernels here (docs/gpu.md)")
   else
     tail -n "$([ "$status" -eq 0 ] && echo 3 || echo 40)" "$logs/cuda.txt"
+    while read -r line; do not_run+=("cuda: $line"); done < <(
+      sed -n 's/^cuda\.sh: not run: //p' "$logs/cuda.txt")
     result "scripts/cuda.sh build, resources (see $logs/cuda.txt)" "$status"
   fi
 
