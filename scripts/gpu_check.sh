@@ -7,7 +7,7 @@
 #   scripts/gpu_check.sh STAGE…         these: build tests training recipes bench ranks memcheck racecheck
 #                                       synccheck
 #   --out DIR                           the results; default build/gpu-check
-#   --seconds N                         all stages together; each takes at most half of what is left
+#   --seconds N                         all stages together; a test and a run take at most a quarter
 #   --jobs N                            tests at a time; default half of the processors, at most 8
 #   --arch LIST                         CAPSTAN_CUDA_ARCHITECTURES of the build; default that of the preset
 #   --cudnn DIR                         builds with cuDNN's attention and the cudnn-frontend in DIR
@@ -33,6 +33,7 @@ cd "$(dirname "$script")/.." || exit 1
 
 all=(build tests training recipes bench ranks memcheck racecheck synccheck)
 out=build/gpu-check arch='' cudnn='' inside='' seconds='' packed='' stages=()
+limit=570 part_limit=540 # seconds of a stage, and of a test or run in it, at most
 at_a_time=$(($(nproc) / 2))
 at_a_time=$((at_a_time < 1 ? 1 : at_a_time > 8 ? 8 : at_a_time))
 while [ $# -gt 0 ]; do
@@ -40,7 +41,7 @@ while [ $# -gt 0 ]; do
     --out) out=$2; shift ;;
     --inside) inside=$2; shift ;;
     --packed) packed=--packed all=(tests training recipes bench memcheck racecheck synccheck) ;;
-    --seconds) seconds=$2; shift ;;
+    --seconds) seconds=$2 part_limit=$(($2 / 4)); shift ;;
     --jobs) at_a_time=$2; shift ;;
     --arch) arch=$2; shift ;;
     --cudnn) cudnn=$(realpath "$2"); shift ;;
@@ -55,7 +56,6 @@ done
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 program=build/cuda/capstan
-limit=570 # seconds of a stage at most
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 NO_COLOR=1
 
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -119,7 +119,8 @@ print_log() { flock "$out/lock" cat "$1"; }
 # Runs a test, which must not be skipped.
 run_test() { # NAME
   local log="$out/test.$1.txt" status=0
-  ctest --test-dir build/cuda -R "^$1\$" -V --no-tests=error >"$log" 2>&1 || status=$?
+  ctest --test-dir build/cuda -R "^$1\$" -V --no-tests=error \
+    --stop-time "$(date -d "+$part_limit seconds" +%T)" >"$log" 2>&1 || status=$?
   if [ "$status" -eq 0 ] && ! grep -q '^100% tests passed' "$log"; then status=1; fi
   # CTest counts a skipped test as passed.
   if grep -qE '\*\*\*Skipped|\(Skipped\)' "$log"; then
@@ -153,8 +154,9 @@ sanitize() { # TOOL
 # The cases of a source under the tool: some have run, and the tool has reported, and found nothing.
 sanitize_family() { # TOOL FAMILY
   local log="$out/$1.$2.txt" status=0
-  CAPSTAN_TEST_SMALL=1 CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool "$1" --error-exitcode 9 \
-    build/cuda/test_cuda_kernels --source-file="*/$2.cpp" >"$log" 2>&1 || status=$?
+  CAPSTAN_TEST_SMALL=1 CUDA_LAUNCH_BLOCKING=1 timeout --foreground -k 5 "$part_limit" \
+    "$sanitizer" --tool "$1" --error-exitcode 9 build/cuda/test_cuda_kernels --source-file="*/$2.cpp" \
+    >"$log" 2>&1 || status=$?
   if ! grep -qE 'test cases: +[1-9]' "$log"; then
     echo "$1: no case of $2.cpp has run" >>"$log"
     status=1
@@ -323,7 +325,8 @@ stage_bench() {
 # The first steps of a run on one GPU; prints the last lines of its log. A run saves a checkpoint at its end,
 # for which an 8B model takes minutes, and 64 GB or more of a disk: it is killed once it has its steps.
 short_run() { # NAME RECIPE [OVERRIDES]
-  local name=$1 wanted=12 begun=$SECONDS process status=0 ended=0
+  local name=$1 wanted=12 begun=$SECONDS most=$((part_limit < 180 ? part_limit : 180))
+  local process status=0 ended=0
   shift
   echo "capstan train $*"
   rm -rf "${runs:?}/$name"
@@ -333,7 +336,9 @@ short_run() { # NAME RECIPE [OVERRIDES]
     --run-dir "$runs/$name" >"$runs/$name.log" 2>&1 &
   process=$!
   has_steps() { [ "$(step_values "$runs/$name" loss 2>/dev/null | wc -l)" -ge "$wanted" ]; }
-  while ! has_steps && kill -0 "$process" 2>/dev/null && [ $((SECONDS - begun)) -lt 180 ]; do sleep 0.2; done
+  while ! has_steps && kill -0 "$process" 2>/dev/null && [ $((SECONDS - begun)) -lt "$most" ]; do
+    sleep 0.2
+  done
   kill -KILL "$process" 2>/dev/null
   wait "$process" 2>/dev/null || ended=$?
   has_steps || { echo "$name: fewer than $wanted steps in $((SECONDS - begun)) s"; status=1; }
@@ -379,17 +384,19 @@ if [ -n "$inside" ]; then
   "stage_$inside"
   exit
 fi
-failed=0 passed=0
+failed=0 passed=0 after=${#stages[@]}
 for stage in "${stages[@]}"; do
-  begun=$SECONDS
+  begun=$SECONDS after=$((after - 1))
   if [ -n "$seconds" ]; then
-    half=$(((seconds - SECONDS) / 2))
-    limit=$((half < 1 ? 1 : half > 570 ? 570 : half))
+    # Some seconds are left for each of the stages after this one.
+    limit=$((seconds - SECONDS - 20 * after))
+    limit=$((limit < 1 ? 1 : limit > 570 ? 570 : limit))
   fi
   echo "== $stage (at most $limit s), into $out/$stage.txt"
   # The script itself again, in a process group that the limit ends as a whole.
   timeout -k 5 "$limit" "$script" --inside "$stage" --out "$out" --jobs "$at_a_time" $packed \
-    ${arch:+--arch "$arch"} ${cudnn:+--cudnn "$cudnn"} >>"$out/$stage.txt" 2>&1
+    ${seconds:+--seconds "$seconds"} ${arch:+--arch "$arch"} ${cudnn:+--cudnn "$cudnn"} \
+    >>"$out/$stage.txt" 2>&1
   status=$?
   case $status in
     0) line="passed" passed=1 ;;

@@ -54,7 +54,7 @@ make_package() { # FILE [options]
   cmake --build --preset cuda -j "$jobs" --target capstan capstan_cuda "${tests[@]}"
 
   copy=$(mktemp -d)
-  trap 'rm -rf "$copy"' EXIT
+  trap "rm -rf '$copy'" EXIT
   echo "$directory" >"$copy/DIRECTORY"
   git rev-parse --short HEAD >"$copy/COMMIT"
   mkdir -p "$copy/tree/build/cuda/libraries"

@@ -128,7 +128,7 @@ check() { # WHAT STATUS TEXT STAGE [arguments]; a clean directory of results
   output=$(PATH="$PWD/bin:$PATH" scripts/gpu_check.sh --out results "$@" 2>&1) || status=$?
   output+=$(cat "results/$1.txt" results/figures.txt 2>/dev/null || true)
   if [ "$status" -ne "$expected" ] || [[ "$output" != *"$text"* ]]; then
-    echo "FAILED: $what: status $status, not $expected, or no '$text' in: ${output: -3000}"
+    echo "FAILED: $what: status $status, not $expected, or no '$text' in: $(tail -c 3000 <<<"$output")"
     failed=1
   fi
 }
@@ -139,7 +139,7 @@ check "tests" 0 "100% tests passed" tests
 FAKE_TEST=77 check "a skipped test" 1 "one_gpu1 was skipped: no NVIDIA driver is installed" tests
 [ ! -e results/passed ] || { echo "FAILED: a skipped test is stored as passed"; failed=1; }
 FAKE_TEST=1 check "a failing test" 1 "0% tests passed" tests
-FAKE_SLEEP=20 check "a test that takes longer than there is time" 1 "not finished: run" tests --seconds 6
+FAKE_SLEEP=20 check "a test that takes longer than it may" 1 "***Timeout" tests --seconds 8
 mv build/cuda/CTestTestfile.cmake tests.cmake
 check "no tests" 1 "no tests with the label cuda" tests
 mv tests.cmake build/cuda/CTestTestfile.cmake
@@ -165,7 +165,7 @@ FAKE_ESTIMATED=979999 check "memory below 2 %" 1 "-2.00 %" training
 
 FAKE_GPUS=1 check "one GPU" 77 "not run: one GPU" ranks
 [ ! -e commands.txt ] || { echo "FAILED: ranks on one GPU have run"; failed=1; }
-FAKE_GPUS=1 check "one GPU, and another stage" 0 "ranks         0 s  not run: one GPU" tests ranks
+FAKE_GPUS=1 check "one GPU, and another stage" 0 " s  not run: one GPU" tests ranks
 FAKE_GPUS=4 CUDA_VISIBLE_DEVICES=2 check "one GPU that is visible" 77 "not run: one GPU" ranks
 FAKE_GPUS=2 check "ranks" 0 "40 losses of 40" ranks
 grep -q -- '--nproc 2' commands.txt || { echo "FAILED: no run of two ranks"; failed=1; }
