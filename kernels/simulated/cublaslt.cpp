@@ -23,6 +23,7 @@ struct cublasLtContext {};
 namespace {
 
 std::atomic<int> capability{90};
+std::atomic<WithoutAlgorithm> without_algorithm{WithoutAlgorithm::nothing};
 std::mutex calls_mutex;
 CublasLtCalls calls;
 // Reason why the latest failed call of this thread has failed.
@@ -448,6 +449,9 @@ void set_compute_capability(int value) {
 int compute_capability() {
   return capability;
 }
+void set_without_algorithm(WithoutAlgorithm what) {
+  without_algorithm = what;
+}
 CublasLtCalls cublaslt_calls() {
   const std::scoped_lock lock(calls_mutex);
   return calls;
@@ -586,6 +590,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   *found = 0;
   const Problem problem{*operation, *a, *b, *d};
   if (const cublasStatus_t status = check_problem(problem); status != CUBLAS_STATUS_SUCCESS) return status;
+  const WithoutAlgorithm missing = without_algorithm;
+  if (missing == WithoutAlgorithm::everything ||
+      (missing == WithoutAlgorithm::epilogues && operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT))
+    return unsupported("the search has found none");
   const auto& alignment = preference->alignment;
   if (problem.is_scaled() && std::min({alignment[0], alignment[1], alignment[3]}) < 16)
     return unsupported("8-bit matrices have to be aligned to 16 bytes");
