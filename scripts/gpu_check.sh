@@ -335,7 +335,7 @@ short_run() { # NAME RECIPE [OVERRIDES]
     logger.log_interval=4 validation.eval_interval=null checkpoint.save_interval=null \
     --run-dir "$runs/$name" >"$runs/$name.log" 2>&1 &
   process=$!
-  has_steps() { [ "$(step_values "$runs/$name" loss 2>/dev/null | wc -l)" -ge "$wanted" ]; }
+  has_steps() { [ "$(step_values "$runs/$name" step 2>/dev/null | tail -n 1)" -ge "$wanted" ] 2>/dev/null; }
   while ! has_steps && kill -0 "$process" 2>/dev/null && [ $((SECONDS - begun)) -lt "$most" ]; do
     sleep 0.2
   done

@@ -45,7 +45,7 @@ done >build/cuda/CTestTestfile.cmake
 program build/cuda/capstan <<'CAPSTAN'
 #!/usr/bin/env bash
 echo "capstan $*" >>commands.txt
-command=$1 device=cpu name=none run='' ranks=1 first=1 last=40
+command=$1 device=cpu name=none run='' ranks=1 first=1 last=40 interval=1
 if [ "$command" = bench ]; then
   [[ "$*" == *--json* ]] || exit 0
   cat <<JSON
@@ -98,6 +98,7 @@ while [ $# -gt 0 ]; do
     --resume) first=21 ;;
     train.exit_interval=*) last=${1#*=} ;;
     train.train_iters=*) last=${1#*=} ;;
+    logger.log_interval=*) interval=${1#*=} ;;
   esac
   shift
 done
@@ -112,7 +113,8 @@ for ((step = first; step <= last; ++step)); do
   [ "$name" = "${FAKE_OTHER_LOSS:-}" ] && [ "$step" = 30 ] && loss=9.1
   [ "$name" = "${FAKE_NO_SPEED:-}" ] && speed=null
   [ "$name" = full-8b ] && speed=12000
-  echo "{\"step\": $step, \"loss\": $loss, \"step_loss\": 1, \"tokens_per_second\": $speed, \"x\": 1}"
+  ((step % interval == 0 || step == 1)) &&
+    echo "{\"step\": $step, \"loss\": $loss, \"step_loss\": 1, \"tokens_per_second\": $speed, \"x\": 1}"
   if [ "$step" = 3 ] && [ -z "${FAKE_NO_MEMORY:-}" ]; then
     echo "{\"step\": 3, \"event\": \"estimate\", \"memory_bytes\": 1000000," \
       "\"memory_estimated_bytes\": ${FAKE_ESTIMATED:-1019999}, \"step_seconds\": 1}"
