@@ -423,10 +423,9 @@ void multiply(const MatmulCall& x, Context& c) {
       alpha, beta, false);
   thread_local std::vector<std::byte> memory;
   memory.resize(std::max(memory.size(), need.total(c.pool->size()) + 64));
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64;
+  std::byte* const first = memory.data() + -reinterpret_cast<uintptr_t>(memory.data()) % 64;
   KernelError error;
-  const LaunchContext context{
-      c.pool, nullptr, {reinterpret_cast<std::byte*>(first), memory.size() - 64}, &error};
+  const LaunchContext context{c.pool, nullptr, {first, memory.size() - 64}, &error};
   gemm.run(context, s, left.operand, right.operand, out, alpha, beta, cpu_epilogue(p));
   CAPSTAN_ASSERT(!error.file, "the CPU's GEMM refuses what cuBLASLt accepts");
 }
