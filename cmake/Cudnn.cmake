@@ -8,7 +8,8 @@ find_path(CAPSTAN_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h
 if(NOT CAPSTAN_CUDNN_FRONTEND_INCLUDE)
   message(FATAL_ERROR "CAPSTAN_CUDNN: cudnn_frontend.h was not found. \
 It is in https://github.com/NVIDIA/cudnn-frontend (`include`; compiled with 1.32), and in the package \
-nvidia-cudnn-frontend of PyPI: set CAPSTAN_CUDNN_FRONTEND to its folder")
+nvidia-cudnn-frontend of PyPI, which scripts/install.sh cuda puts into build/cudnn-frontend: set \
+CAPSTAN_CUDNN_FRONTEND to its folder")
 endif()
 find_path(CAPSTAN_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(CAPSTAN_CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})

@@ -106,12 +106,14 @@ endfunction()
 #   compile, and sanitizers see those that start one process at a time: the tests of the trainer run the same
 #   code on several ranks. GPU: all of its cases are of a GPU. In a build with the CUDA backend, programs with
 #   cases of EVERY_DEVICE, or of a part of it with GPUs, make a test NAME_gpu besides. Both have the label
-#   `cuda`, and are reported as skipped where there is no GPU. SEVERAL_GPUS: GPU, with a GPU for each of two
-#   ranks (tests/support/nccl_gpus.hpp): the label `several_gpus` besides, and skipped where there is one.
+#   `cuda`, and are reported as skipped where there is no GPU. BY_SOURCE: of a test with GPU; the cases of
+#   each of these sources make a test NAME_SOURCE, so that several run at a time. SEVERAL_GPUS: GPU, with a
+#   GPU for each of two ranks (tests/support/nccl_gpus.hpp): the label `several_gpus` besides, and skipped
+#   where there is one.
 function(capstan_test name)
   cmake_parse_arguments(TEST
     "SERIAL;OPTIMIZED;PROCESS;GPU;SEVERAL_GPUS;ONE_SANITIZED;MOST_SANITIZED" "TIMEOUT;PROCESSORS"
-    "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS;SUITES" ${ARGN})
+    "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS;SUITES;BY_SOURCE" ${ARGN})
   if(CAPSTAN_SANITIZE AND ("slow" IN_LIST TEST_LABELS OR (TEST_PROCESS AND TEST_PROCESSORS GREATER 1)))
     return()
   endif()
@@ -222,7 +224,13 @@ function(capstan_register_test test name ranks)
     set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
       ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
   endif()
-  if(TEST_GPU)
+  if(TEST_BY_SOURCE)
+    foreach(source ${TEST_BY_SOURCE})
+      get_filename_component(part ${source} NAME_WE)
+      capstan_register_gpu_test(${test}_${part} ${ranks} "${command};--source-file=*/${part}.cpp")
+    endforeach()
+    return()
+  elseif(TEST_GPU)
     capstan_register_gpu_test(${test} ${ranks} "${command}")
     return()
   endif()

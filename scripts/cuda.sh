@@ -5,7 +5,9 @@
 #   scripts/cuda.sh build              for one architecture, sm_90a, with warnings as errors: build/cuda-90a.
 #                                      Compiles and starts the tests of kernels and operations on a GPU, too;
 #                                      scripts/gpu_check.sh has all. Runs the tests of this build that need no
-#                                      GPU: conversions of numbers, the backend and the program without one
+#                                      GPU: conversions of numbers, the backend and the program without one.
+#                                      Where there is cudnn-frontend (scripts/install.sh cuda), compiles what
+#                                      calls cuDNN, too, and builds cuDNN's plans
 #   scripts/cuda.sh resources          compares the kernels of `build` with kernels/cuda/resources.txt. Fails
 #                                      where one needs more registers, stack or shared memory, or spills more,
 #                                      than the list says, and where a kernel is only here or only there
@@ -33,12 +35,30 @@ require_toolkit() {
   toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 }
 
-build() { # DIRECTORY ARCHITECTURES TARGETS…
+configure() { # DIRECTORY ARCHITECTURES [CMake arguments]
   cmake --preset cuda -B "build/$1" -DCAPSTAN_WERROR=ON "-DCAPSTAN_CUDA_ARCHITECTURES=$2" \
-    "-DCAPSTAN_LINE_TABLES=${CAPSTAN_LINE_TABLES:-ON}" >/dev/null
+    "-DCAPSTAN_LINE_TABLES=${CAPSTAN_LINE_TABLES:-ON}" "${@:3}" >/dev/null
+}
+compile() { # DIRECTORY TARGETS…
   # All sources are compiled, so that all warnings are printed.
-  cmake --build "build/$1" -j "${CAPSTAN_JOBS:-$(nproc)}" --target "${@:3}" -- -k 0
+  cmake --build "build/$1" -j "${CAPSTAN_JOBS:-$(nproc)}" --target "${@:2}" -- -k 0
+}
+build() { # DIRECTORY ARCHITECTURES TARGETS…
+  configure "$1" "$2"
+  compile "$1" "${@:3}"
   echo "cuda.sh: build/$1/libcapstan_cuda.so for $2, without warnings, by CUDA $toolkit"
+}
+
+# The two sources that call cuDNN, in a build directory of their own: the others are those of `build`.
+build_cudnn() { # ARCHITECTURES
+  if [ ! -e build/cudnn-frontend/include/cudnn_frontend.h ]; then
+    echo "cuda.sh: not run: attention by cuDNN: no build/cudnn-frontend (try scripts/install.sh cuda)"
+    return 0
+  fi
+  configure cuda-cudnn "$1" -DCAPSTAN_CUDNN=ON "-DCAPSTAN_CUDNN_FRONTEND=$PWD/build/cudnn-frontend"
+  compile cuda-cudnn capstan_cuda_cudnn test_cudnn_plans \
+    kernels/cuda/CMakeFiles/capstan_cuda_kernels.dir/attention_by_cudnn.cu.o
+  ctest --test-dir build/cuda-cudnn -R '^cudnn_plans$' --output-on-failure --no-tests=error
 }
 
 # Prints the architectures of the toolkit.
@@ -192,9 +212,10 @@ case "${1:-}${2:+ $2}" in
     require_toolkit
     build cuda-90a 90a-real capstan_cuda capstan test_cuda_conversions test_cuda_kernels test_ops test_tensor
     # Where there is no GPU, the tests of one say so.
-    for test in cuda_conversions tensor cli_without_gpu cuda_kernels ops_gpu; do
+    for test in cuda_conversions tensor cli_without_gpu cuda_kernels_gemm ops_gpu; do
       ctest --test-dir build/cuda-90a -R "^$test\$" --output-on-failure --no-tests=error
-    done ;;
+    done
+    build_cudnn 90a-real ;;
   resources) require_toolkit; compare ;;
   'resources --write') require_toolkit; write_list ;;
   all)
@@ -206,6 +227,6 @@ case "${1:-}${2:+ $2}" in
     cmake --preset release >/dev/null
     cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated
     CAPSTAN_TEST_FULL=1 build/release/test_simulated ;;
-  -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0" ;;
+  -h | --help) sed -n '2,23s/^# \{0,1\}//p' "$0" ;;
   *) echo "usage: scripts/cuda.sh build|all|resources [--write] (try --help)" >&2; exit 2 ;;
 esac

@@ -4,22 +4,25 @@
 # is left, and tests, sanitizers and recipes leave out what has passed with this build.
 #
 #   scripts/gpu_check.sh                all stages, one after another
-#   scripts/gpu_check.sh STAGE…         these: build tests ranks memcheck racecheck synccheck training bench
-#                                       recipes
+#   scripts/gpu_check.sh STAGE…         these: build tests training recipes bench ranks memcheck racecheck
+#                                       synccheck
 #   --out DIR                           the results; default build/gpu-check
+#   --seconds N                         all stages together; a test and a run take at most a quarter
+#   --jobs N                            tests at a time; default half of the processors, at most 8
 #   --arch LIST                         CAPSTAN_CUDA_ARCHITECTURES of the build; default that of the preset
 #   --cudnn DIR                         builds with cuDNN's attention and the cudnn-frontend in DIR
 #
 # build      the preset `cuda`: program, backend and the tests of the GPU
 # tests      ctest -L cuda: kernels, operations, golden models, optimizers and trainer on the GPU
+# training   quickstart beside the CPU, a resume to the bit, estimated beside measured memory
+# recipes    tokens/s of an 8B model, of LoRA on it, and of a 0.5B model, on random tokens
+# bench      `capstan bench`: peaks, kernels as fractions of them, a training step by operation; a trace
 # ranks      on two GPUs, transfers over NCCL: their tests, and quickstart beside a run on one GPU
 # memcheck, racecheck, synccheck    compute-sanitizer over the kernel tests, at small sizes
-# training   quickstart beside the CPU, a resume to the bit, estimated beside measured memory
-# bench      `capstan bench`: peaks, kernels as fractions of them, a training step by operation; a trace
-# recipes    tokens/s of an 8B model, of LoRA on it, and of a 0.5B model, on random tokens
 #
 # A test that is skipped, a run without its losses and a figure that cannot be read fail their stage; a goal
-# that is missed does not. A stage that this machine cannot run is neither passed nor failed.
+# that is missed does not. A stage that this machine cannot run is neither passed nor failed. Only a build
+# that fails ends the others. scripts/gpu_package.sh takes a build to a machine that cannot build.
 #
 # DIR/STAGE.txt holds what the runs of a stage have printed, DIR/summary.txt a line for each, DIR/figures.txt
 # the figures that have a goal (name, value, goal, value / goal, met or missed), DIR/machine.txt GPU, driver,
@@ -28,15 +31,21 @@ set -uo pipefail
 script=$(realpath "$0")
 cd "$(dirname "$script")/.." || exit 1
 
-all=(build tests ranks memcheck racecheck synccheck training bench recipes)
-out=build/gpu-check arch='' cudnn='' inside='' stages=()
+all=(build tests training recipes bench ranks memcheck racecheck synccheck)
+out=build/gpu-check arch='' cudnn='' inside='' seconds='' packed='' stages=()
+limit=570 part_limit=540 # seconds of a stage, and of a test or run in it, at most
+at_a_time=$(($(nproc) / 2))
+at_a_time=$((at_a_time < 1 ? 1 : at_a_time > 8 ? 8 : at_a_time))
 while [ $# -gt 0 ]; do
   case "$1" in
     --out) out=$2; shift ;;
     --inside) inside=$2; shift ;;
+    --packed) packed=--packed all=(tests training recipes bench memcheck racecheck synccheck) ;;
+    --seconds) seconds=$2 part_limit=$(($2 / 4)); shift ;;
+    --jobs) at_a_time=$2; shift ;;
     --arch) arch=$2; shift ;;
     --cudnn) cudnn=$(realpath "$2"); shift ;;
-    -h | --help) sed -n '2,26s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,31s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *)
       [[ " ${all[*]} " == *" $1 "* ]] || { echo "gpu_check.sh: unknown stage '$1' (try --help)" >&2; exit 2; }
       stages+=("$1") ;;
@@ -47,7 +56,6 @@ done
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 program=build/cuda/capstan
-limit=570 # seconds of a stage
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 NO_COLOR=1
 
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -57,7 +65,7 @@ fi
 [ -n "$inside" ] || {
   nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv
   "${CUDACXX:-/usr/local/cuda/bin/nvcc}" --version 2>/dev/null | tail -n 2
-  echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+  echo "commit ${CAPSTAN_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}"
   date -u
 } >"$out/machine.txt"
 
@@ -83,65 +91,81 @@ build_id() {
 once() { # NAME COMMAND…
   local name=$1
   shift
-  : "${build:=$(build_id)}"
   local passed="$out/passed/$build/$name"
   [ ! -e "$passed" ] || { echo "== $name: passed before"; return 0; }
   echo "== $name"
   "$@" && mkdir -p "$out/passed/$build" && touch "$passed"
 }
 
+# Starts a part of a stage beside others; all_parts waits for them, and fails where one has failed. The tests
+# compute their references on the processor: several at a time use a GPU better.
+running=0 parts_failed=0
+part() { # NAME COMMAND…
+  [ "$running" -lt "$at_a_time" ] || finish_part
+  once "$@" &
+  running=$((running + 1))
+}
+finish_part() {
+  wait -n || parts_failed=1
+  running=$((running - 1))
+}
+all_parts() {
+  while [ "$running" -gt 0 ]; do finish_part; done
+  return "$parts_failed"
+}
+# Prints what a part has written, in one piece.
+print_log() { flock "$out/lock" cat "$1"; }
+
 # Runs a test, which must not be skipped.
 run_test() { # NAME
   local log="$out/test.$1.txt" status=0
-  ctest --test-dir build/cuda -R "^$1\$" --output-on-failure --no-tests=error >"$log" 2>&1 || status=$?
-  cat "$log"
+  ctest --test-dir build/cuda -R "^$1\$" -V --no-tests=error \
+    --stop-time "$(date -d "+$part_limit seconds" +%T)" >"$log" 2>&1 || status=$?
   if [ "$status" -eq 0 ] && ! grep -q '^100% tests passed' "$log"; then status=1; fi
   # CTest counts a skipped test as passed.
   if grep -qE '\*\*\*Skipped|\(Skipped\)' "$log"; then
-    echo "$1 was skipped: $(sed -n 's/^not run: //p' build/cuda/Testing/Temporary/LastTest.log | tail -n 1)"
+    echo "$1 was skipped: $(sed -nE 's/^([0-9]+: )?not run: //p' "$log" | tail -n 1)" >>"$log"
     status=1
   fi
+  print_log "$log"
   return "$status"
 }
 run_tests() { # [ctest arguments that choose them]
-  local test tests status=0
+  local test tests
   mapfile -t tests < <(ctest --test-dir build/cuda -L '^cuda$' "$@" -N | sed -nE 's/^ *Test +#[0-9]+: //p')
   [ ${#tests[@]} -gt 0 ] || { echo "no tests with the label cuda: ctest $*"; return 1; }
-  for test in "${tests[@]}"; do
-    once "test.$test" run_test "$test" || status=1
-  done
-  return "$status"
+  for test in "${tests[@]}"; do part "test.$test" run_test "$test"; done
+  all_parts
 }
-stage_tests() { run_tests -LE '^several_gpus$'; }
+stage_tests() { run_tests -LE '^several_gpus$' ${packed:+-E '_ranks[0-9]+_gpu$'}; }
 
 # Family by family: the sources of the tests in kernels/CMakeLists.txt, without workspace.cpp, whose cases
 # repeat the kernels of the others.
 sanitize() { # TOOL
-  local family families status=0 sanitizer
+  local family families sanitizer
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
   [ -x "$sanitizer" ] || { echo "no compute-sanitizer in PATH or /usr/local/cuda/bin"; return 1; }
   mapfile -t families < <(sed -n '/^set(CUDA_KERNEL_TESTS/,/)/p' kernels/CMakeLists.txt |
     grep -oE '[a-z0-9_]+\.cpp' | sed 's/\.cpp$//' | grep -vx workspace)
   [ ${#families[@]} -gt 0 ] || { echo "no CUDA_KERNEL_TESTS in kernels/CMakeLists.txt"; return 1; }
-  for family in "${families[@]}"; do
-    once "$1.$family" sanitize_family "$1" "$family" || status=1
-  done
-  return "$status"
+  for family in "${families[@]}"; do part "$1.$family" sanitize_family "$1" "$family"; done
+  all_parts
 }
 # The cases of a source under the tool: some have run, and the tool has reported, and found nothing.
 sanitize_family() { # TOOL FAMILY
   local log="$out/$1.$2.txt" status=0
-  CAPSTAN_TEST_SMALL=1 CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool "$1" --error-exitcode 9 \
-    build/cuda/test_cuda_kernels --source-file="*/$2.cpp" >"$log" 2>&1 || status=$?
-  cat "$log"
+  CAPSTAN_TEST_SMALL=1 CUDA_LAUNCH_BLOCKING=1 timeout --foreground -k 5 "$part_limit" \
+    "$sanitizer" --tool "$1" --error-exitcode 9 build/cuda/test_cuda_kernels --source-file="*/$2.cpp" \
+    >"$log" 2>&1 || status=$?
   if ! grep -qE 'test cases: +[1-9]' "$log"; then
-    echo "$1: no case of $2.cpp has run"
+    echo "$1: no case of $2.cpp has run" >>"$log"
     status=1
   fi
   if ! grep -qE 'SUMMARY: 0 (errors|hazards)' "$log"; then
-    echo "$1: no report without errors"
+    echo "$1: no report without errors" >>"$log"
     status=1
   fi
+  print_log "$log"
   return "$status"
 }
 stage_memcheck() { sanitize memcheck; }
@@ -220,6 +244,7 @@ stage_ranks() {
     [ "$seen" -eq 1 ] && echo "not run: one GPU" || echo "not run: no GPU is visible"
     return 77
   fi
+  at_a_time=1 # both GPUs
   run_tests -L '^several_gpus$' || status=1
   rm -rf "$runs"
   "$program" train "${short_quickstart[@]}" train.device=cuda --run-dir "$runs/one" || status=1
@@ -289,7 +314,6 @@ kernel_figures() { # FILE
 stage_bench() {
   local status=0
   local step=(-r gpt2-124m train.device=cuda mixed_precision=bf16_mixed train.micro_batch_size=16)
-  "$program" bench "${step[@]}" || status=1
   rm -f "$out/bench.json"
   "$program" bench --json "${step[@]}" >"$out/bench.json" || status=1
   "$program" trace gpt2-124m train.device=cuda mixed_precision=bf16_mixed -o "$out/trace.json" || status=1
@@ -298,15 +322,29 @@ stage_bench() {
   return "$status"
 }
 
-# A short run on one GPU; prints the last lines of its log.
+# The first steps of a run on one GPU; prints the last lines of its log. A run saves a checkpoint at its end,
+# for which an 8B model takes minutes, and 64 GB or more of a disk: it is killed once it has its steps.
 short_run() { # NAME RECIPE [OVERRIDES]
-  local name=$1
+  local name=$1 wanted=12 begun=$SECONDS most=$((part_limit < 180 ? part_limit : 180))
+  local process status=0 ended=0
   shift
   echo "capstan train $*"
   rm -rf "${runs:?}/$name"
-  timeout 180 "$program" train "$@" train.device=cuda dataset=mock tokenizer=none train.train_iters=12 \
+  mkdir -p "$runs"
+  "$program" train "$@" train.device=cuda dataset=mock tokenizer=none train.train_iters=1000 \
     logger.log_interval=4 validation.eval_interval=null checkpoint.save_interval=null \
-    --run-dir "$runs/$name" 2>&1 | tail -n 12
+    --run-dir "$runs/$name" >"$runs/$name.log" 2>&1 &
+  process=$!
+  has_steps() { [ "$(step_values "$runs/$name" step 2>/dev/null | tail -n 1)" -ge "$wanted" ] 2>/dev/null; }
+  while ! has_steps && kill -0 "$process" 2>/dev/null && [ $((SECONDS - begun)) -lt "$most" ]; do
+    sleep 0.2
+  done
+  kill -KILL "$process" 2>/dev/null
+  wait "$process" 2>/dev/null || ended=$?
+  has_steps || { echo "$name: fewer than $wanted steps in $((SECONDS - begun)) s"; status=1; }
+  [ "$ended" -eq 0 ] || [ "$ended" -eq 137 ] || status=$ended
+  tail -n 12 "$runs/$name.log"
+  return "$status"
 }
 # tokens/s of the last steps of a run.
 tokens_per_second() { step_values "$runs/$1" tokens_per_second | tail -n 1; }
@@ -324,7 +362,6 @@ small_moments=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dt
 stage_recipes() {
   local status=0 full=(llama3.1-8b "${one_gpu[@]}" "${small_moments[@]}" model.seq_length=4096
     train.micro_batch_size=1 train.global_batch_size=8 model.recompute_granularity=null)
-  build=$(build_id)
   # Of this build: a part that has passed before has left its run here.
   local runs="$out/runs/recipes-$build"
   throughput 12500 full-8b "${full[@]}"
@@ -343,21 +380,28 @@ stage_recipes() {
 }
 
 if [ -n "$inside" ]; then
+  [ "$inside" = build ] || build=$(build_id)
   "stage_$inside"
   exit
 fi
-failed=0 passed=0
+failed=0 passed=0 after=${#stages[@]}
 for stage in "${stages[@]}"; do
-  begun=$SECONDS
-  echo "== $stage (at most $((limit / 60)) minutes), into $out/$stage.txt"
+  begun=$SECONDS after=$((after - 1))
+  if [ -n "$seconds" ]; then
+    # Some seconds are left for each of the stages after this one.
+    limit=$((seconds - SECONDS - 20 * after))
+    limit=$((limit < 1 ? 1 : limit > 570 ? 570 : limit))
+  fi
+  echo "== $stage (at most $limit s), into $out/$stage.txt"
   # The script itself again, in a process group that the limit ends as a whole.
-  timeout "$limit" "$script" --inside "$stage" --out "$out" ${arch:+--arch "$arch"} \
-    ${cudnn:+--cudnn "$cudnn"} >>"$out/$stage.txt" 2>&1
+  timeout -k 5 "$limit" "$script" --inside "$stage" --out "$out" --jobs "$at_a_time" $packed \
+    ${seconds:+--seconds "$seconds"} ${arch:+--arch "$arch"} ${cudnn:+--cudnn "$cudnn"} \
+    >>"$out/$stage.txt" 2>&1
   status=$?
   case $status in
     0) line="passed" passed=1 ;;
     77) line=$(tail -n 1 "$out/$stage.txt") ;;
-    124) line="not finished: run \`scripts/gpu_check.sh $stage\` again" failed=1 ;;
+    124 | 137) line="not finished: run \`scripts/gpu_check.sh $stage\` again" failed=1 ;;
     *) line="failed" failed=1; tail -n 30 "$out/$stage.txt" ;;
   esac
   printf '%-10s %4d s  %s\n' "$stage" $((SECONDS - begun)) "$line" | tee -a "$out/summary.txt"

@@ -7,7 +7,11 @@
 #   scripts/install.sh quickstart     build, and the text of the quickstart
 #   scripts/install.sh cuda           build, and a check of NVIDIA's toolkit, which Debian 12 does not have
 #   scripts/install.sh --list         prints the packages and installs nothing
+#
+# Where that toolkit has cuDNN, everything and cuda also fetch the headers of cudnn-frontend from PyPI, into
+# build/cudnn-frontend.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 build=(
   g++ cmake ninja-build ccache pkg-config git
@@ -27,7 +31,7 @@ for argument in "$@"; do
   case "$argument" in
     build|quickstart|cuda|everything) what=$argument ;;
     --list) list=yes ;;
-    -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
   esac
 done
@@ -36,13 +40,23 @@ wanted=("${build[@]}")
 case "$what" in build | cuda) ;; *) wanted+=("${quickstart[@]}") ;; esac
 [ "$what" != everything ] || wanted+=("${full[@]}")
 
+nvcc=${CUDACXX:-$(command -v nvcc || true)}
+[ -n "$nvcc" ] || nvcc=/usr/local/cuda/bin/nvcc
+root=$(dirname "$(dirname "$(readlink -m "$nvcc")")")
+# Prints where the toolkit or the system has a header.
+has_header() { # FILE
+  local place
+  for place in "$root"/include "$root"/targets/*/include /usr/include /usr/include/*-linux-gnu; do
+    [ ! -e "$place/$1" ] || { echo "$place/$1"; return 0; }
+  done
+  return 1
+}
+
 # Checks what the CUDA backend is built with; fails where the compiler or the runtime is missing. NCCL is for
 # several GPUs: its header for the build, its library (libnccl2) where ranks train.
 check_cuda() {
   [ "$what" = cuda ] || return 0
-  local nvcc root version major minor missing=no
-  nvcc=${CUDACXX:-$(command -v nvcc || true)}
-  [ -n "$nvcc" ] || nvcc=/usr/local/cuda/bin/nvcc
+  local version major minor missing=no
   if [ ! -x "$nvcc" ]; then
     echo "install.sh: no nvcc in PATH or /usr/local/cuda/bin. Add NVIDIA's repository for this system" >&2
     echo "  (https://developer.nvidia.com/cuda-downloads), then install:" >&2
@@ -50,7 +64,6 @@ check_cuda() {
     echo "  and, for scripts/gpu_check.sh, cuda-sanitizer-13-0" >&2
     return 1
   fi
-  root=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
   version=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
   major=${version%.*} minor=${version#*.}
   if [ "$major" -lt 12 ] || { [ "$major" -eq 12 ] && [ "$minor" -lt 4 ]; }; then
@@ -58,13 +71,6 @@ check_cuda() {
     return 1
   fi
   echo "install: nvcc of CUDA $version: $nvcc"
-  has_header() { # FILE: prints its place
-    local place
-    for place in "$root"/include "$root"/targets/*/include /usr/include /usr/include/*-linux-gnu; do
-      [ ! -e "$place/$1" ] || { echo "$place/$1"; return 0; }
-    done
-    return 1
-  }
   for part in "runtime cuda_runtime_api.h cuda-cudart-dev yes" "cuBLAS cublasLt.h libcublas-dev yes" \
     "NVTX nvtx3/nvToolsExt.h cuda-nvtx yes" "NCCL nccl.h libnccl-dev ranks"; do
     read -r name header package needed <<<"$part"
@@ -78,6 +84,26 @@ check_cuda() {
     fi
   done
   [ "$missing" = no ]
+}
+
+# Debian has no package of cudnn-frontend. The version is that with which the sources were compiled.
+fetch_cudnn_frontend() {
+  local to=build/cudnn-frontend fetched
+  case "$what" in everything | cuda) ;; *) return 0 ;; esac
+  if [ ! -x "$nvcc" ] || ! has_header cudnn.h >/dev/null || [ -e "$to/include/cudnn_frontend.h" ]; then
+    return 0
+  fi
+  fetched=$(mktemp -d)
+  if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --dest "$fetched" nvidia-cudnn-frontend==1.32.0 >&2; then
+    python3 -m zipfile -e "$fetched"/*.whl "$fetched/wheel"
+    mkdir -p "$to"
+    cp -r "$fetched/wheel/include" "$to"
+    echo "install: cudnn-frontend: $to"
+  else
+    echo "install: pip did not fetch cudnn-frontend: attention by cuDNN cannot be compiled" >&2
+  fi
+  rm -rf "$fetched"
 }
 
 if [ "$list" = yes ]; then
@@ -98,6 +124,7 @@ done
 if [ ${#missing[@]} -eq 0 ]; then
   echo "install: all ${#wanted[@]} packages are there"
   check_cuda
+  fetch_cudnn_frontend
   exit
 fi
 
@@ -115,3 +142,4 @@ fi
   apt-get install -y -qq --no-install-recommends "${missing[@]}"
 echo "install: done"
 check_cuda
+fetch_cudnn_frontend

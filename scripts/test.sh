@@ -92,7 +92,7 @@ tests() { # PRESET [ctest arguments]
   failed=$((failed + bad))
   while read -r name; do
     case "$name" in
-      *_gpu | cuda_kernels) not_run+=("$preset: $name: this machine has no NVIDIA GPU") ;;
+      *_gpu | cuda_kernels_*) not_run+=("$preset: $name: this machine has no NVIDIA GPU") ;;
       *_several_gpus*) not_run+=("$preset: $name: this machine has fewer than two NVIDIA GPUs") ;;
       *) not_run+=("$preset: $name: this machine lacks the instructions") ;;
     esac
@@ -201,6 +201,8 @@ if [ "$full" = yes ]; then
     not_run+=("cuda: no CUDA toolkit compiles the kernels here (docs/gpu.md)")
   else
     tail -n "$([ "$status" -eq 0 ] && echo 3 || echo 40)" "$logs/cuda.txt"
+    while read -r line; do not_run+=("cuda: $line"); done < <(
+      sed -n 's/^cuda\.sh: not run: //p' "$logs/cuda.txt")
     result "scripts/cuda.sh build, resources (see $logs/cuda.txt)" "$status"
   fi
 

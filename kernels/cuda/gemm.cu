@@ -5,7 +5,8 @@
 // Where the types or the shape do not fit:
 //   - C of a type that cuBLASLt does not offer for A and B: fp32 results in the workspace, some rows at a
 //     time, which the epilogue's pass converts
-//   - codes whose rows, columns or addresses are not aligned to 16 bytes: tiles of our own (gemm_tiles.cu)
+//   - codes whose rows, columns or addresses are not aligned to 16 bytes, or for which cuBLASLt has no
+//     algorithm: tiles of our own (gemm_tiles.cu)
 //   - scales that the GPU's tensor cores do not apply: refused
 // cuBLASLt's own epilogues are used for the bias, and for GELU (tanh) and its derivative in 16 bits, whose
 // pre-activation it stores as we do. Its bias gradients overwrite, in the type of C, and its ReLU loses NaNs:
@@ -303,7 +304,10 @@ GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Op
   const GemmEpilogue rest = fuse(s, a, out, epilogue, fused);
   if (enqueue(c, fused.call, fused.pointers)) return rest;
   // cuBLASLt may have no algorithm with this epilogue; then the GEMM runs without it.
-  if (fused.call.epilogue == CUBLASLT_EPILOGUE_DEFAULT || !enqueue(c, g.call, g.pointers))
+  if (fused.call.epilogue != CUBLASLT_EPILOGUE_DEFAULT && enqueue(c, g.call, g.pointers)) return epilogue;
+  if (g.call.has_scales)
+    run_tiles(c, s, a, b, out, scalars.alpha, scalars.beta);
+  else
     refuse(c, keep_text("cuBLASLt has no algorithm for " + call_text(s, types_of(a, b, out)) + ": " +
                         missing_algorithm()));
   return epilogue;

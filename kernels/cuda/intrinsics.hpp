@@ -395,8 +395,10 @@ void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_
                               dim3(static_cast<unsigned>(grid.threads)), addresses, grid.shared_bytes,
                               static_cast<cudaStream_t>(context.stream));
   }
-  if (status != cudaSuccess && !context.error->file)
-    *context.error = {__FILE__, __func__, 0, 0, cudaGetErrorString(status)};
+  if (status == cudaSuccess) return;
+  // Clears the error; otherwise the next wait of the host would report it too.
+  (void)cudaGetLastError();
+  if (!context.error->file) *context.error = {__FILE__, __func__, 0, 0, cudaGetErrorString(status)};
 }
 
 }  // namespace capstan::kernels::cuda

@@ -23,6 +23,7 @@ struct cublasLtContext {};
 namespace {
 
 std::atomic<int> capability{90};
+std::atomic<WithoutAlgorithm> without_algorithm{WithoutAlgorithm::nothing};
 std::mutex calls_mutex;
 CublasLtCalls calls;
 // Reason why the latest failed call of this thread has failed.
@@ -422,10 +423,9 @@ void multiply(const MatmulCall& x, Context& c) {
       alpha, beta, false);
   thread_local std::vector<std::byte> memory;
   memory.resize(std::max(memory.size(), need.total(c.pool->size()) + 64));
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64;
+  std::byte* const first = memory.data() + -reinterpret_cast<uintptr_t>(memory.data()) % 64;
   KernelError error;
-  const LaunchContext context{
-      c.pool, nullptr, {reinterpret_cast<std::byte*>(first), memory.size() - 64}, &error};
+  const LaunchContext context{c.pool, nullptr, {first, memory.size() - 64}, &error};
   gemm.run(context, s, left.operand, right.operand, out, alpha, beta, cpu_epilogue(p));
   CAPSTAN_ASSERT(!error.file, "the CPU's GEMM refuses what cuBLASLt accepts");
 }
@@ -447,6 +447,9 @@ void set_compute_capability(int value) {
 }
 int compute_capability() {
   return capability;
+}
+void set_without_algorithm(WithoutAlgorithm what) {
+  without_algorithm = what;
 }
 CublasLtCalls cublaslt_calls() {
   const std::scoped_lock lock(calls_mutex);
@@ -586,6 +589,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   *found = 0;
   const Problem problem{*operation, *a, *b, *d};
   if (const cublasStatus_t status = check_problem(problem); status != CUBLAS_STATUS_SUCCESS) return status;
+  const WithoutAlgorithm missing = without_algorithm;
+  if (missing == WithoutAlgorithm::everything ||
+      (missing == WithoutAlgorithm::epilogues && operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT))
+    return unsupported("the search has found none");
   const auto& alignment = preference->alignment;
   if (problem.is_scaled() && std::min({alignment[0], alignment[1], alignment[3]}) < 16)
     return unsupported("8-bit matrices have to be aligned to 16 bytes");

@@ -210,5 +210,9 @@ struct CublasLtCalls {
   bool fast_accumulation = false;
 };
 CublasLtCalls cublaslt_calls();
+// What cuBLASLt has no algorithm for, although it documents no reason: nothing at first. It remains the
+// result of a search that was made meanwhile.
+enum class WithoutAlgorithm { nothing, epilogues, everything };
+void set_without_algorithm(WithoutAlgorithm what);
 
 }  // namespace capstan::kernels::simulated

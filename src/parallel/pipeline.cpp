@@ -23,12 +23,13 @@ class Runner {
   void run(const std::vector<PipelineAction>& actions) {
     for (size_t i = 0; i < actions.size(); ++i) {
       const PipelineAction& action = actions[i];
-      if (action.kind == ActionKind::weight_gradients) {
+      const bool has_input = action.kind != ActionKind::weight_gradients;
+      const Tensor input = has_input ? arrived(action) : Tensor();
+      if (links_.overlap_p2p) start_next_receive(action, std::span(actions).subspan(i + 1));
+      if (!has_input) {
         stages_.weight_gradients(action.micro_batch, action.chunk);
         continue;
       }
-      const Tensor input = arrived(action);
-      if (links_.overlap_p2p) start_next_receive(std::span(actions).subspan(i + 1));
       const Tensor output = action.kind == ActionKind::forward
                                 ? stages_.forward(action.micro_batch, action.chunk, input)
                                 : stages_.backward(action.micro_batch, action.chunk, input);
@@ -90,11 +91,15 @@ class Runner {
     scope.end();
   }
 
-  // Weight gradients receive nothing.
-  void start_next_receive(std::span<const PipelineAction> actions) {
-    const auto next = std::ranges::find_if(
-        actions, [](const PipelineAction& a) { return a.kind != ActionKind::weight_gradients; });
-    if (next != actions.end()) start_receive(*next);
+  // Begins to receive the input of the next of `actions` that has one (weight gradients have none), before
+  // `action` is computed. Not if that input depends on the output of `action`, as within a micro-batch: it
+  // would arrive no earlier, and the first launch of a kernel can wait for all that runs on a GPU, also for a
+  // receive (CUDA's lazy loading).
+  void start_next_receive(const PipelineAction& action, std::span<const PipelineAction> actions) {
+    const auto has_input = [](const PipelineAction& a) { return a.kind != ActionKind::weight_gradients; };
+    const auto next = std::ranges::find_if(actions, has_input);
+    if (next == actions.end()) return;
+    if (!has_input(action) || next->micro_batch != action.micro_batch) start_receive(*next);
   }
 
   void start_receive(const PipelineAction& action) {

@@ -29,7 +29,8 @@ struct PipelineComm {
   // Tensor ranks that hold the same rows each send an equal part of them, and gather the parts that they
   // receive.
   ops::TensorParallel tensor;
-  // The input of the next action that receives one is received while this one computes.
+  // The input of the next action that receives one is received while this one computes, unless it depends on
+  // this one.
   bool overlap_p2p = true;
   // Context whose observer receives the events "start receive of hidden states 3", "wait for gradient 0",
   // "send hidden states 2"; may be null.

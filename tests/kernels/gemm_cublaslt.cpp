@@ -300,6 +300,44 @@ TEST_CASE("cuBLASLt's epilogues: the bias, GELU and its derivative in 16 bits") 
   CHECK(last() == CUBLASLT_EPILOGUE_DEFAULT);
 }
 
+TEST_CASE("where cuBLASLt has no algorithm: without the epilogue, on tiles, or refused by name") {
+  using namespace kernels::simulated;
+  struct Without {
+    explicit Without(WithoutAlgorithm what) { set_without_algorithm(what); }
+    ~Without() { set_without_algorithm(WithoutAlgorithm::nothing); }
+  };
+  const auto gemms = [] { return cublaslt_calls().gemms; };
+  // Sizes that no other test has, because what a search has found is kept.
+  GemmShape s{.m = 11, .n = 56, .k = 24};
+  s.lda = s.k, s.ldb = s.n, s.ldc = s.n;
+  const Array a(DType::bf16, random_values(s.m * s.k, 1)), b(DType::bf16, random_values(s.k * s.n, 2)),
+      bias(DType::bf16, random_values(s.n, 3));
+  const auto run_on = [&](const kernels::Table& device) {
+    return run_kernel({Array::zeros(DType::bf16, s.m * s.n)}, [&](kernels::Context& context, Vec<Array>& y) {
+      device.gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 1, 0, {.bias = bias});
+    })[0];
+  };
+  {
+    const Without without(WithoutAlgorithm::epilogues);
+    CHECK(error(run_on(testing::table()).rounded(), run_on(kernels::cpu_table()).rounded()) < 1e-2);
+    CHECK(cublaslt_calls().epilogue == CUBLASLT_EPILOGUE_DEFAULT);
+  }
+  const Without without(WithoutAlgorithm::everything);
+  const int64_t before = gemms();
+  for (const ScaledCase& scaled : kScaledCases) {
+    check_scaled(scaled, 24, 48, 256, DType::f32, 0.5f);
+    check_scaled(scaled, 40, 16, 128, DType::bf16, 0);
+  }
+  CHECK(gemms() == before);
+  s.m = 7;
+  Array y = Array::zeros(DType::f32, s.m * s.n);
+  Launch launch(1);
+  testing::table().gemm->run(launch.context(), s, kernels::In(a), kernels::In(b), y.out(), 1, 0, {});
+  const kernels::KernelError refused = launch.take_error();
+  CHECK(std::string(refused.reason ? refused.reason : "").find("cuBLASLt has no algorithm for C [7, 56]") ==
+        0);
+}
+
 TEST_CASE("an algorithm is searched for once for each kind of call") {
   const auto searches = [] { return kernels::simulated::cublaslt_calls().searches; };
   const int64_t before = searches();

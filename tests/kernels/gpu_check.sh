@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh with programs that only print: each stage passes once, and fails where a test is
 # skipped, a run lacks its losses, memory is not as estimated, a figure cannot be read or a tool finds an
-# error.
+# error. Then the same from an archive of scripts/gpu_package.sh.
 #
 #   gpu_check.sh SOURCES SCRATCH
 set -euo pipefail
 sources=$1 scratch=$2
 rm -rf "$scratch"
 mkdir -p "$scratch/scripts" "$scratch/kernels" "$scratch/build/cuda" "$scratch/bin"
-cp "$sources/scripts/gpu_check.sh" "$scratch/scripts"
+cp "$sources"/scripts/gpu_{check,package}.sh "$scratch/scripts"
 cp "$sources/kernels/CMakeLists.txt" "$scratch/kernels"
 cd "$scratch"
 touch build/cuda/libcapstan_cuda.so
@@ -22,6 +22,7 @@ NVIDIA
 program build/cuda/test_one <<'TEST'
 #!/usr/bin/env bash
 echo "not run: no NVIDIA driver is installed"
+sleep "${FAKE_SLEEP:-0}"
 exit "${FAKE_TEST:-0}"
 TEST
 program build/cuda/test_cuda_kernels <<'TEST'
@@ -44,7 +45,7 @@ done >build/cuda/CTestTestfile.cmake
 program build/cuda/capstan <<'CAPSTAN'
 #!/usr/bin/env bash
 echo "capstan $*" >>commands.txt
-command=$1 device=cpu name=none run='' ranks=1 first=1 last=40
+command=$1 device=cpu name=none run='' ranks=1 first=1 last=40 interval=1
 if [ "$command" = bench ]; then
   [[ "$*" == *--json* ]] || exit 0
   cat <<JSON
@@ -97,6 +98,7 @@ while [ $# -gt 0 ]; do
     --resume) first=21 ;;
     train.exit_interval=*) last=${1#*=} ;;
     train.train_iters=*) last=${1#*=} ;;
+    logger.log_interval=*) interval=${1#*=} ;;
   esac
   shift
 done
@@ -104,17 +106,20 @@ done
 mkdir -p "$run"
 for ((step = first; step <= last; ++step)); do
   [ "$device.$step" = "${FAKE_MISSING:-}" ] && continue
+  [ "$name.$step" = "${FAKE_FAILING:-}.8" ] && exit 1
+  # A run that goes on until somebody ends it.
+  [ "$last.$step" = 1000.13 ] && exec sleep 100
   loss=9.0$step speed=150000
   [ "$name" = "${FAKE_OTHER_LOSS:-}" ] && [ "$step" = 30 ] && loss=9.1
   [ "$name" = "${FAKE_NO_SPEED:-}" ] && speed=null
   [ "$name" = full-8b ] && speed=12000
-  echo "{\"step\": $step, \"loss\": $loss, \"step_loss\": 1, \"tokens_per_second\": $speed, \"x\": 1}"
+  ((step % interval == 0 || step == 1)) &&
+    echo "{\"step\": $step, \"loss\": $loss, \"step_loss\": 1, \"tokens_per_second\": $speed, \"x\": 1}"
   if [ "$step" = 3 ] && [ -z "${FAKE_NO_MEMORY:-}" ]; then
     echo "{\"step\": 3, \"event\": \"estimate\", \"memory_bytes\": 1000000," \
       "\"memory_estimated_bytes\": ${FAKE_ESTIMATED:-1019999}, \"step_seconds\": 1}"
   fi
 done >>"$run/metrics.jsonl"
-[ "$name" != "${FAKE_FAILING:-}" ]
 CAPSTAN
 
 failed=0
@@ -125,7 +130,7 @@ check() { # WHAT STATUS TEXT STAGE [arguments]; a clean directory of results
   output=$(PATH="$PWD/bin:$PATH" scripts/gpu_check.sh --out results "$@" 2>&1) || status=$?
   output+=$(cat "results/$1.txt" results/figures.txt 2>/dev/null || true)
   if [ "$status" -ne "$expected" ] || [[ "$output" != *"$text"* ]]; then
-    echo "FAILED: $what: status $status, not $expected, or no '$text' in: ${output: -3000}"
+    echo "FAILED: $what: status $status, not $expected, or no '$text' in: $(tail -c 3000 <<<"$output")"
     failed=1
   fi
 }
@@ -136,10 +141,12 @@ check "tests" 0 "100% tests passed" tests
 FAKE_TEST=77 check "a skipped test" 1 "one_gpu1 was skipped: no NVIDIA driver is installed" tests
 [ ! -e results/passed ] || { echo "FAILED: a skipped test is stored as passed"; failed=1; }
 FAKE_TEST=1 check "a failing test" 1 "0% tests passed" tests
+FAKE_SLEEP=20 check "a test that takes longer than it may" 1 "***Timeout" tests --seconds 8
 mv build/cuda/CTestTestfile.cmake tests.cmake
 check "no tests" 1 "no tests with the label cuda" tests
 mv tests.cmake build/cuda/CTestTestfile.cmake
 
+FAKE_CASES=0 check "several at a time" 1 "memcheck: no case of gemm.cpp has run" memcheck --jobs 4
 for tool in memcheck racecheck synccheck; do
   check "$tool" 0 "SUMMARY: 0" "$tool"
   [ -e "results/passed/$(ls results/passed)/$tool.quantize_launches" ] ||
@@ -160,7 +167,7 @@ FAKE_ESTIMATED=979999 check "memory below 2 %" 1 "-2.00 %" training
 
 FAKE_GPUS=1 check "one GPU" 77 "not run: one GPU" ranks
 [ ! -e commands.txt ] || { echo "FAILED: ranks on one GPU have run"; failed=1; }
-FAKE_GPUS=1 check "one GPU, and another stage" 0 "ranks         0 s  not run: one GPU" tests ranks
+FAKE_GPUS=1 check "one GPU, and another stage" 0 " s  not run: one GPU" tests ranks
 FAKE_GPUS=4 CUDA_VISIBLE_DEVICES=2 check "one GPU that is visible" 77 "not run: one GPU" ranks
 FAKE_GPUS=2 check "ranks" 0 "40 losses of 40" ranks
 grep -q -- '--nproc 2' commands.txt || { echo "FAILED: no run of two ranks"; failed=1; }
@@ -179,7 +186,9 @@ check "own attention" 0 $'llama3-8b attention forward, TFLOP/s\t330\t320\t1.031\
 FAKE_ATTENTION=null check "a figure that cannot be read" 1 "could not be read: llama3-8b attention" bench
 FAKE_BACKWARD=other check "a figure that is missing" 1 "no figures of attention" bench
 
+begun=$SECONDS
 check "recipes" 0 $'lora-8b, tokens/s\t150000\t13000\t11.538\tmet' recipes
+[ $((SECONDS - begun)) -lt 90 ] || { echo "FAILED: a run that has its steps goes on"; failed=1; }
 check "a recipe below its goal" 0 $'full-8b, tokens/s\t12000\t12500\t0.960\tmissed' recipes
 check "fp8" 0 $'full-8b-fp8, tokens/s of full-8b\t12.5\t1.15\t10.870\tmet' recipes
 FAKE_NO_SPEED=full-0.5b check "no tokens/s" 1 "could not be read: full-0.5b, tokens/s" recipes
@@ -202,6 +211,21 @@ touch -d '1 hour' build/cuda/test_one
 again
 [ "$(grep -c '100% tests passed' results/tests.txt)" -eq 2 ] ||
   { echo "FAILED: a test that was linked again does not run again"; failed=1; }
+
+# An archive: the paths of its build do not exist here, and the tests that it has no MPI for are left out.
+echo "add_test(one_ranks2_gpu /nonexistent)
+set_tests_properties(one_ranks2_gpu PROPERTIES LABELS cuda)" >>build/cuda/CTestTestfile.cmake
+mkdir -p packed/tree
+cp -r scripts kernels build packed/tree
+echo "$scratch/unpacked" >packed/DIRECTORY
+echo abc1234 >packed/COMMIT
+tar -cJf package.tar.xz -C packed DIRECTORY COMMIT tree
+PATH="$PWD/bin:$PATH" scripts/gpu_package.sh run package.tar.xz results.tar.gz --seconds 100 tests training \
+  >package.txt || { echo "FAILED: an archive: $(cat package.txt)"; failed=1; }
+tar -xzOf results.tar.gz ./machine.txt | grep -q 'commit abc1234' ||
+  { echo "FAILED: the results of an archive have no commit"; failed=1; }
+[ "$(tar -xzOf results.tar.gz ./summary.txt | grep -c ' passed$')" -eq 2 ] ||
+  { echo "FAILED: the results of an archive have no two stages"; failed=1; }
 
 rm bin/nvidia-smi
 printf '#!/bin/sh\nexit 9\n' | program bin/nvidia-smi

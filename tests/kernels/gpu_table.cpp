@@ -101,7 +101,7 @@ namespace capstan::test {
 
 namespace {
 
-constexpr size_t kHeap = size_t{4} << 30, kStack = size_t{16} << 20;
+constexpr size_t kHeap = size_t{2} << 30, kStack = size_t{16} << 20;
 
 struct Run {
   doctest::Context& context;

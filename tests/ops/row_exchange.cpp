@@ -128,7 +128,7 @@ void check_gather(Device& device, const Counts& counts, int64_t cols, DType type
 // Calls check() with the channel of the communicator, and with one that blocks its queue as NCCL does.
 void on_every_channel(Device& device, auto&& check) {
   check();
-  if (device.shares_host_memory()) return;
+  if (!test::has_blocking_channels(device)) return;
   const test::WithBlockingChannel with(world().communicator(), device);
   check();
 }

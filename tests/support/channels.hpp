@@ -27,6 +27,12 @@ inline std::string device_error(Device& device) {
   return error;
 }
 
+// Whether blocking channels transfer the memory of this device: threads of the host read and write it, which
+// a GPU's is not.
+inline bool has_blocking_channels(const Device& device) {
+  return !device.shares_host_memory() && device.type() != DeviceType::cuda;
+}
+
 // Gives the group a blocking channel while it lives, where it has several ranks. Collective over the group.
 class WithBlockingChannel {
  public:
