@@ -148,12 +148,16 @@ void add_message(SftDialogue& dialogue, const Value& message) {
   const std::string where = "message " + std::to_string(dialogue.conversation.messages.size() + 1);
   if (!message.map()) bad(where + " is " + a_kind(message) + ", not an object", "as in " + kMessages);
   Map made;
-  // Reasoning text has several names in files, and templates read one of two.
+  // Reasoning text has several names in files, and templates read one of two. Tables have null where a message
+  // has none, which the template of gpt-oss does not accept.
+  const std::string_view names[] = {"reasoning_content", "thinking", "reasoning"};
   const Value* thoughts = nullptr;
-  for (const char* name : {"reasoning_content", "thinking", "reasoning"})
+  for (const std::string_view name : names)
     if (!thoughts) thoughts = member(*message.map(), name);
   if (thoughts) made.set("thinking", *thoughts);
-  for (const auto& item : message.map()->items()) made.set(item.first, item.second);
+  for (const auto& [key, value] : message.map()->items())
+    if (!value.is_none() || std::find(std::begin(names), std::end(names), key) == std::end(names))
+      made.set(key, value);
   if (thoughts) made.set("reasoning_content", *thoughts);
   text_member(made, "role", where);
   const Value *content = member(made, "content"), *calls = member(made, "tool_calls");

@@ -96,6 +96,13 @@ TEST_CASE("tools, calls and thoughts reach the template") {
   CHECK(render("{{ tools[0].name }}") == "f");
   CHECK(render("{{ messages[1].tool_calls[0].function.arguments | tojson }}") == R"({"b": 1, "a": 2})");
   CHECK(render("{{ messages[2].reasoning_content }}{{ messages[2].thinking }}") == "hmhm");
+  // null is no reasoning, and `content` stays where a message has it.
+  const SftRecord nulls = parsed(R"({"messages": [{"role": "user", "content": "Q", "thinking": null},
+      {"role": "assistant", "content": null, "reasoning": null, "tool_calls": [{"name": "f"}]}]})");
+  CHECK(text::chat::ChatTemplate::parse(
+            "t", "{% for m in messages %}{{ m.keys() | list }}{{ m.content }}{% endfor %}")
+            ->render(std::get<SftDialogue>(nulls.what).conversation, {})
+            .text == "['role', 'content']Q['role', 'content', 'tool_calls']None");
 }
 
 TEST_CASE("a wrong sample is reported with what would be right") {
