@@ -148,8 +148,8 @@ void add_message(SftDialogue& dialogue, const Value& message) {
   const std::string where = "message " + std::to_string(dialogue.conversation.messages.size() + 1);
   if (!message.map()) bad(where + " is " + a_kind(message) + ", not an object", "as in " + kMessages);
   Map made;
-  // Reasoning text has several names in files, and templates read one of two. Tables have null where a message
-  // has none, which the template of gpt-oss does not accept.
+  // Reasoning text has several names in files, and templates read one of two. Tables have null where a
+  // message has none, which the template of gpt-oss does not accept.
   const std::string_view names[] = {"reasoning_content", "thinking", "reasoning"};
   const Value* thoughts = nullptr;
   for (const std::string_view name : names)
