@@ -186,8 +186,14 @@ std::string_view name_of(SftFormat format) {
 struct SftRecordParser::State {
   simdjson::dom::parser parser, inner;
 
-  // Reads the tools, which are a list or its JSON text.
-  void add_tools(const Map& record, SftDialogue& dialogue) {
+  // Reads the variables of the template, and the tools, which are a list or its JSON text.
+  void add_template_variables(const Map& record, SftDialogue& dialogue) {
+    if (const Value* variables = member(record, "chat_template_kwargs")) {
+      if (!variables->map())
+        bad("`chat_template_kwargs` is " + a_kind(*variables) + ", not an object",
+            R"(as in {"reasoning_effort": "high"})");
+      dialogue.conversation.variables = *variables->map();
+    }
     const Value* tools = member(record, "tools");
     if (!tools) return;
     if (tools->list()) {
@@ -204,7 +210,7 @@ struct SftRecordParser::State {
     SftDialogue dialogue;
     for (const Value& message : list_member(record, "messages", kMessages)) add_message(dialogue, message);
     if (dialogue.conversation.messages.empty()) bad("`messages` is empty");
-    add_tools(record, dialogue);
+    add_template_variables(record, dialogue);
     return {SftFormat::messages, std::move(dialogue)};
   }
 
@@ -237,7 +243,7 @@ struct SftRecordParser::State {
       dialogue.in_loss.back() = in_loss(*turn.map(), where);
     }
     if (dialogue.conversation.messages.empty()) bad("`conversations` is empty");
-    add_tools(record, dialogue);
+    add_template_variables(record, dialogue);
     return {SftFormat::sharegpt, std::move(dialogue)};
   }
 
@@ -281,7 +287,7 @@ struct SftRecordParser::State {
     }
     for (const Value& message : *completion->list()) add_message(dialogue, message);
     if (dialogue.conversation.messages.empty()) bad("`prompt` and `completion` are empty");
-    add_tools(record, dialogue);
+    add_template_variables(record, dialogue);
     return {SftFormat::prompt_completion, std::move(dialogue)};
   }
 

@@ -29,6 +29,8 @@ SftRecord record_of(const ordered_json& conversation) {
     dialogue.in_loss.push_back(true);
   }
   if (conversation.contains("tools")) dialogue.conversation.tools = chat_value(conversation.at("tools"));
+  if (conversation.contains("chat_template_kwargs"))
+    dialogue.conversation.variables = *chat_value(conversation.at("chat_template_kwargs")).map();
   return {SftFormat::messages, dialogue};
 }
 
@@ -116,6 +118,10 @@ TEST_CASE("loss tokens are found in text that a tokenizer changes") {
       Texts{" to=functions.get_weather<|channel|>commentary json<|message|>{\"place\": \"Zürich\", \"days\": "
             "2}<|call|>",
             "<|channel|>final<|message|>Sunny.<|return|>"});
+  // Turns are found with the variables of the conversation, too.
+  CHECK(learned("gpt_oss", "harmony.jinja", 15).back() ==
+        "<|channel|>analysis<|message|>A farewell.<|end|><|start|>assistant<|channel|>final<|message|>With "
+        "pleasure<|return|>");
 
   // A prompt and its completion are one text: ids of both with the end after them.
   const auto tokenizer = family("llama2");

@@ -97,7 +97,8 @@ CONVERSATIONS = [
                   says("", tool_calls=[{"function": {"name": "time", "arguments": {}}}],
                        reasoning_content="Now the \"time\"."), answer({"hour": 9}),
                   says("14 °C at 9.", reasoning_content="Both are known."), user("Thanks"),
-                  says("With pleasure", reasoning_content="A farewell.")], "tools": [WEATHER, SEARCH, TIME]},
+                  says("With pleasure", reasoning_content="A farewell.")], "tools": [WEATHER, SEARCH, TIME],
+     "chat_template_kwargs": {"reasoning_effort": "high", "identity": "I am a test."}},
     {"messages": [user("Search!"), says("I search.", tool_calls=[{"name": "search", "arguments": "x"}]),
                   answer("nothing")], "tools": [SEARCH]},
 ]
@@ -221,7 +222,8 @@ def render(template, conversation, prompt):
         texts, spans = hf.render_jinja_template(
             [conversation["messages"]], tools=conversation.get("tools"), chat_template=template,
             add_generation_prompt=prompt,
-            return_assistant_tokens_mask="{% generation %}" in template, **SPECIALS)
+            return_assistant_tokens_mask="{% generation %}" in template, **SPECIALS,
+            **conversation.get("chat_template_kwargs", {}))
     except Exception:
         return None
     result = {"text": texts[0]}

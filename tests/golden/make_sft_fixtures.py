@@ -30,7 +30,8 @@ PAIRS = [("llama2", "llama2", "<s>", "</s>"), ("llama2", "generation", "<s>", "<
 
 def encode(tokenizer, conversation, marked):
     try:
-        given = dict(tools=conversation.get("tools"), return_assistant_tokens_mask=marked)
+        given = dict(tools=conversation.get("tools"), return_assistant_tokens_mask=marked,
+                     **conversation.get("chat_template_kwargs", {}))
         result = tokenizer.apply_chat_template(conversation["messages"], tokenize=True, return_dict=True,
                                                **given)
     except Exception:

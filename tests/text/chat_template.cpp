@@ -46,6 +46,8 @@ Conversation conversation_of(const ordered_json& json) {
     result.messages.push_back(chat_value(message));
   }
   if (json.contains("tools")) result.tools = chat_value(json.at("tools"));
+  if (json.contains("chat_template_kwargs"))
+    result.variables = *chat_value(json.at("chat_template_kwargs")).map();
   return result;
 }
 
@@ -323,7 +325,8 @@ TEST_CASE("the known template of gpt-oss prints what the family's own prints") {
                 says("assistant", "a1", R"("thinking": "t1")"), says("user", "q2"),
                 says("assistant", "a2", R"("thinking": "")")}),
       messages({says("system", "s"), says("user", "q"), says("user", "q2"), says("assistant", "a1"),
-                says("assistant", "a2", R"("thinking": "t2")")})};
+                says("assistant", "a2", R"("thinking": "t2")")}),
+      R"({"chat_template_kwargs": {"reasoning_effort": "low"}, )" + messages({says("user", "q")}).substr(1)};
   for (const std::string& conversation : conversations)
     for (const bool prompt : {false, true}) {
       CAPTURE(conversation);

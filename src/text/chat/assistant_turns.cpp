@@ -117,6 +117,7 @@ class Finder {
   Conversation first(size_t messages) const {
     Conversation part;
     part.tools = conversation_.tools;
+    part.variables = conversation_.variables;
     part.messages.assign(conversation_.messages.begin(),
                          conversation_.messages.begin() + static_cast<std::ptrdiff_t>(messages));
     return part;

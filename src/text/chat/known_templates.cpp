@@ -59,7 +59,8 @@ constexpr KnownTemplate kKnown[] = {
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %})"},
     {"harmony",
      R"({{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n' }}
-{{- 'Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\nReasoning: medium\n\n' }}
+{{- 'Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\n' }}
+{{- 'Reasoning: ' + reasoning_effort | default('medium') + '\n\n' }}
 {{- '# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>' }}
 {%- for message in messages %}
 {%- if message.role in ['system', 'developer'] and loop.first %}
