@@ -340,6 +340,10 @@ TEST_CASE("the known template of gpt-oss prints what the family's own prints") {
   CHECK_THROWS_WITH_AS(ChatTemplate::load("harmony")->render(
                            conversation_from(messages({says("tool", "x")}).c_str()), fixture_options(false)),
                        doctest::Contains("not tool"), Error);
+  const std::string raw = messages({says("user", "q"), says("assistant", "<|channel|>final<|message|>a")});
+  for (const auto& chat_template : {ChatTemplate::load("harmony"), family("harmony")})
+    CHECK_THROWS_WITH_AS(chat_template->render(conversation_from(raw.c_str()), fixture_options(false)),
+                         doctest::Contains("goes into `thinking`"), Error);
 }
 
 TEST_CASE("without generation tags a template renders the same text, and marks nothing") {

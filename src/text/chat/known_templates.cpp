@@ -68,6 +68,9 @@ constexpr KnownTemplate kKnown[] = {
 {%- elif message.role == 'user' %}
 {{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
 {%- elif message.role == 'assistant' %}
+{%- if '<|channel|>' in message.content %}
+{{- raise_exception('the content of a message has no channels: reasoning goes into `thinking`') }}
+{%- endif %}
 {{- '<|start|>assistant' }}
 {%- generation %}
 {%- set last = loop.last and not add_generation_prompt %}
