@@ -195,7 +195,7 @@ Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permuta
   const Tensor used = permutation.rows_used();
   const auto activate = [activation, rows, cols](StepContext& context, const Tensor& from,
                                                  const Tensor& count, const Tensor& by) {
-    const Tensor to = tensor_of_rows(context, {rows, cols}, from.dtype());
+    Tensor to = tensor_of_rows(context, {rows, cols}, from.dtype());
     launch(context.device, context.device.table().activation->expert_forward, activation, from, by, count, to,
            rows, cols);
     return to;

@@ -394,7 +394,6 @@ TEST_CASE("the assistant's turns are found without marks") {
   const Conversation conversation =
       talk({{"user", "Q1"}, {"assistant", "A1"}, {"user", "A1"}, {"assistant", "  A2  "}});
   const auto turns = [&](const char* name) { return turns_of(*family(name), conversation); };
-  using Texts = std::vector<std::string>;
   CHECK(turns("smollm2") == Texts{"A1<|im_end|>", "  A2  <|im_end|>"});
   CHECK(turns("llama3") == Texts{"A1<|eot_id|>", "A2<|eot_id|>"});
   CHECK(turns("llama2") == Texts{" A1 </s>", " A2 </s>"});
