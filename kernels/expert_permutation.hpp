@@ -58,6 +58,9 @@ struct ExpertPermutation {
   // number of slots and upper bound of the number of rows.
   void (*regroup)(Context&, const int64_t* counts, int64_t ranks, int64_t experts, int64_t rows,
                   int64_t* numbers, int32_t* row_of_slot, int32_t* slot_of_row);
+  // *dropped += the number of slots whose expert has rows and that have none: those beyond the capacity.
+  void (*count_dropped)(Context&, PermutationShape, const int32_t* experts, const int32_t* row_of_slot,
+                        float* dropped);
   // y[r] = x[slot_of_row[r] / topk], times weights[slot] where given; 0 without a slot. x [tokens, cols],
   // weights fp32 [slots], y [rows, cols]. Without weights finite values keep their bits, subnormal ones too.
   void (*permute)(Context&, In x, const int32_t* slot_of_row, const float* weights, Out y, int64_t rows,

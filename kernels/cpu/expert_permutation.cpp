@@ -100,6 +100,14 @@ void regroup(Context&, const int64_t* counts, int64_t ranks, int64_t experts, in
   std::fill(slot_of_row + row, slot_of_row + rows, -1);
 }
 
+void count_dropped(Context&, PermutationShape s, const int32_t* experts, const int32_t* row_of_slot,
+                   float* dropped) {
+  int64_t count = 0;
+  for (int64_t slot = 0; slot < s.slots(); ++slot)
+    count += s.index_of(experts[slot]) >= 0 && row_of_slot[slot] < 0;
+  *dropped += static_cast<float>(count);
+}
+
 void permute(Context& c, In x_in, const int32_t* slot_of_row, const float* weights, Out y_out, int64_t rows,
              int64_t topk, int64_t cols) {
   by_type({x_in, y_out}, [&](auto type) HWY_ATTR {
@@ -208,6 +216,7 @@ ExpertPermutation expert_permutation_family() {
   return {.plan = plan,
           .plan_workspace = plan_workspace,
           .regroup = regroup,
+          .count_dropped = count_dropped,
           .permute = permute,
           .unpermute = unpermute,
           .unpermute_backward_weights = unpermute_backward_weights,

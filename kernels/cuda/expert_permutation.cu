@@ -185,6 +185,22 @@ void regroup(Context& c, const int64_t* counts, int64_t ranks, int64_t experts, 
          row_of_slot, slot_of_row);
 }
 
+// ---- counts
+
+__global__ void count_dropped_kernel(PermutationShape s, const int32_t* experts, const int32_t* row_of_slot,
+                                     float* dropped) {
+  int64_t count = 0;
+  for (int64_t slot = thread_index(); slot < s.slots(); slot += block_threads())
+    count += s.index_of(experts[slot]) >= 0 && row_of_slot[slot] < 0;
+  count = block_sum(count);
+  if (thread_index() == 0) *dropped += static_cast<float>(count);
+}
+void count_dropped(Context& c, PermutationShape s, const int32_t* experts, const int32_t* row_of_slot,
+                   float* dropped) {
+  launch(c, {1, threads_for(s.slots(), 1, kPlanThreads)}, count_dropped_kernel, s, experts, row_of_slot,
+         dropped);
+}
+
 // ---- rows
 
 // One column: a thread for each row.
@@ -343,6 +359,7 @@ const ExpertPermutation& expert_permutation_family() {
   static const ExpertPermutation family{.plan = plan,
                                         .plan_workspace = plan_workspace,
                                         .regroup = regroup,
+                                        .count_dropped = count_dropped,
                                         .permute = permute,
                                         .unpermute = unpermute,
                                         .unpermute_backward_weights = unpermute_backward_weights,

@@ -148,12 +148,16 @@ void add_message(SftDialogue& dialogue, const Value& message) {
   const std::string where = "message " + std::to_string(dialogue.conversation.messages.size() + 1);
   if (!message.map()) bad(where + " is " + a_kind(message) + ", not an object", "as in " + kMessages);
   Map made;
-  // Reasoning text has several names in files, and templates read one of two.
+  // Reasoning text has several names in files, and templates read one of two. Tables have null where a
+  // message has none, which the template of gpt-oss does not accept.
+  const std::string_view names[] = {"reasoning_content", "thinking", "reasoning"};
   const Value* thoughts = nullptr;
-  for (const char* name : {"reasoning_content", "thinking", "reasoning"})
+  for (const std::string_view name : names)
     if (!thoughts) thoughts = member(*message.map(), name);
   if (thoughts) made.set("thinking", *thoughts);
-  for (const auto& item : message.map()->items()) made.set(item.first, item.second);
+  for (const auto& [key, value] : message.map()->items())
+    if (!value.is_none() || std::find(std::begin(names), std::end(names), key) == std::end(names))
+      made.set(key, value);
   if (thoughts) made.set("reasoning_content", *thoughts);
   text_member(made, "role", where);
   const Value *content = member(made, "content"), *calls = member(made, "tool_calls");
@@ -182,8 +186,14 @@ std::string_view name_of(SftFormat format) {
 struct SftRecordParser::State {
   simdjson::dom::parser parser, inner;
 
-  // Reads the tools, which are a list or its JSON text.
-  void add_tools(const Map& record, SftDialogue& dialogue) {
+  // Reads the variables of the template, and the tools, which are a list or its JSON text.
+  void add_template_variables(const Map& record, SftDialogue& dialogue) {
+    if (const Value* variables = member(record, "chat_template_kwargs")) {
+      if (!variables->map())
+        bad("`chat_template_kwargs` is " + a_kind(*variables) + ", not an object",
+            R"(as in {"reasoning_effort": "high"})");
+      dialogue.conversation.variables = *variables->map();
+    }
     const Value* tools = member(record, "tools");
     if (!tools) return;
     if (tools->list()) {
@@ -200,7 +210,7 @@ struct SftRecordParser::State {
     SftDialogue dialogue;
     for (const Value& message : list_member(record, "messages", kMessages)) add_message(dialogue, message);
     if (dialogue.conversation.messages.empty()) bad("`messages` is empty");
-    add_tools(record, dialogue);
+    add_template_variables(record, dialogue);
     return {SftFormat::messages, std::move(dialogue)};
   }
 
@@ -233,7 +243,7 @@ struct SftRecordParser::State {
       dialogue.in_loss.back() = in_loss(*turn.map(), where);
     }
     if (dialogue.conversation.messages.empty()) bad("`conversations` is empty");
-    add_tools(record, dialogue);
+    add_template_variables(record, dialogue);
     return {SftFormat::sharegpt, std::move(dialogue)};
   }
 
@@ -277,7 +287,7 @@ struct SftRecordParser::State {
     }
     for (const Value& message : *completion->list()) add_message(dialogue, message);
     if (dialogue.conversation.messages.empty()) bad("`prompt` and `completion` are empty");
-    add_tools(record, dialogue);
+    add_template_variables(record, dialogue);
     return {SftFormat::prompt_completion, std::move(dialogue)};
   }
 

@@ -1,13 +1,14 @@
 // Parses one line of a fine-tuning file in any of the usual formats:
 //
-//   messages            {"messages": [{"role", "content", …}, …], "tools": […]}
+//   messages            {"messages": [{"role", "content", …}, …], "tools": […], "chat_template_kwargs": {…}}
 //   sharegpt            {"conversations": [{"from", "value"}, …], "system", "tools"}
 //   alpaca              {"instruction", "input", "output", "system", "history": [[question, answer], …]}
 //   prompt_completion   {"prompt", "completion"}: two texts, or two lists of messages
 //   text                {"text"} or {"content"}
 //
 // An assistant's message with "weight": 0 or "train": false does not count in the loss. A content that is a
-// list of text parts is their text joined. Tools may be a JSON text.
+// list of text parts is their text joined. Tools may be a JSON text. chat_template_kwargs, TRL's name, has
+// variables of the chat template; sharegpt and lists of messages may have it too.
 #pragma once
 
 #include <cstdint>

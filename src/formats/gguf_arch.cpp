@@ -21,8 +21,9 @@ using Kind = GgufValue::Kind;
 namespace {
 
 // `llama` includes Mistral and SmolLM2.
-constexpr std::array<std::string_view, 6> kArchitectures = {"llama", "qwen2",  "qwen3",
-                                                            "gpt2",  "gemma2", "olmo2"};
+constexpr std::string_view kGptOss = "gpt-oss";
+constexpr std::array<std::string_view, 7> kArchitectures = {"llama",  "qwen2", "qwen3", "gpt2",
+                                                            "gemma2", "olmo2", kGptOss};
 
 TensorNames names_of(std::string_view architecture) {
   TensorNames n;
@@ -57,6 +58,15 @@ TensorNames names_of(std::string_view architecture) {
   }
   if (architecture == "olmo2") n.input_norm = n.mlp_norm = "";
   if (architecture == "gemma2") n.norm_add = 1;
+  if (architecture == kGptOss) {
+    n.mlp_norm = "post_attention_norm";
+    n.sinks = "attn_sinks.weight";
+    n.gate = n.up = n.down = "";
+    n.router = "ffn_gate_inp";
+    n.stacked_gate = "ffn_gate_exps";
+    n.stacked_up = "ffn_up_exps";
+    n.stacked_down = "ffn_down_exps";
+  }
   return n;
 }
 
@@ -147,7 +157,10 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
                                    " holds factors that are not those of Llama 3.1's scaling");
 }
 
-void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
+// What readers take for YaRN's bounds where a file has none.
+constexpr double kBetaFast = 32, kBetaSlow = 1;
+
+void read_rope(GgufFile& file, Keys& keys, ModelConfig& m, bool gpt_oss) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   m.rotary_base = keys.real("rope.freq_base", 10000.0);
   const int64_t rotated = keys.integer("rope.dimension_count", *m.kv_channels);
@@ -160,11 +173,123 @@ void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
     m.rope_scaling = true;
     m.rope_scaling_type = RopeScaling::linear;
     m.rope_scaling_factor = keys.real("rope.scaling.factor");
+  } else if (scaling == "yarn" && gpt_oss) {
+    m.rope_scaling = true;
+    m.rope_scaling_type = RopeScaling::yarn;
+    m.rope_scaling_factor = keys.real("rope.scaling.factor");
+    m.rope_scaling_original_max_position_embeddings = keys.integer("rope.scaling.original_context_length");
+    m.rope_scaling_beta_fast = keys.real("rope.scaling.yarn_beta_fast", kBetaFast);
+    m.rope_scaling_beta_slow = keys.real("rope.scaling.yarn_beta_slow", kBetaSlow);
   } else if (scaling != "none") {
     fail(ErrorCode::unsupported, file.description() + ": `rope.scaling.type` is " + in_quotes(scaling) +
-                                     "; none and linear are read");
+                                     "; none, linear and, of gpt-oss, yarn are read");
   }
   if (file.find(kRopeFactors)) read_rope_factors(file, m);
+}
+
+// What a file of gpt-oss does not say, because readers compute nothing else.
+void set_gpt_oss(ModelConfig& m) {
+  m.normalization = config::Normalization::rms_norm;
+  m.gated_linear_unit = true;
+  m.activation_func = Activation::quick_gelu;
+  m.activation_func_clamp_value = 7;
+  m.glu_linear_offset = 1;
+  m.softmax_type = config::SoftmaxType::learnable;
+  m.add_bias_linear = false;
+  m.add_qkv_bias = true;
+  m.add_attention_output_bias = m.add_mlp_bias = true;
+  m.window_attn_skip_freq = 2;
+  m.rope_scaling_truncate = false;
+  m.moe_router_load_balancing_type = config::RouterBalancing::none;
+  m.moe_aux_loss_coeff = 0;
+}
+
+void read_gpt_oss(GgufFile& file, Keys& keys, ModelConfig& m) {
+  set_gpt_oss(m);
+  m.window_size = keys.integer("attention.sliding_window");
+  m.num_moe_experts = keys.integer("expert_count");
+  m.moe_router_topk = keys.integer("expert_used_count");
+  m.moe_ffn_hidden_size = keys.integer("expert_feed_forward_length");
+  if (m.moe_router_topk > *m.num_moe_experts) keys.refuse("expert_used_count", "is more than `expert_count`");
+  // The parameter table has segments for each expert.
+  const std::string name = "blk.0.ffn_gate_exps.weight";
+  const Shape& gate = file.at(name).shape;
+  if (gate.size() != 3 || gate[0] != *m.num_moe_experts)
+    fail(ErrorCode::format, file.description() + ": its keys describe " + std::to_string(*m.num_moe_experts) +
+                                " experts, but tensor " + in_quotes(name) + " is " + gate.text());
+}
+
+using Metadata = std::vector<std::pair<std::string, GgufValue>>;
+
+Metadata sizes_of(const std::string& architecture, const ModelConfig& m) {
+  const std::string a = architecture + ".";
+  return {{a + "block_count", gguf_integer(m.num_layers)},
+          {a + "context_length", gguf_integer(*m.max_position_embeddings)},
+          {a + "embedding_length", gguf_integer(m.hidden_size)},
+          {a + "feed_forward_length", gguf_integer(*m.ffn_hidden_size)},
+          {a + "attention.head_count", gguf_integer(m.num_attention_heads)},
+          {a + "attention.head_count_kv", gguf_integer(*m.num_query_groups)},
+          {a + "vocab_size", gguf_integer(m.vocab_size)}};
+}
+
+[[noreturn]] void refuse_model(const std::string& architecture, const std::vector<std::string>& problems) {
+  fail(ErrorCode::unsupported, "a GGUF file of the architecture " + architecture +
+                                   " would not compute what this model does: " + join(problems, ", "));
+}
+
+// The model that a reader of gpt-oss makes of the numbers that a file of `m` has.
+ModelConfig as_gpt_oss(const ModelConfig& m) {
+  ModelConfig read;
+  read.num_layers = m.num_layers, read.hidden_size = m.hidden_size;
+  read.num_attention_heads = m.num_attention_heads, read.num_query_groups = m.num_query_groups;
+  read.kv_channels = m.kv_channels, read.vocab_size = m.vocab_size;
+  read.ffn_hidden_size = m.ffn_hidden_size, read.moe_ffn_hidden_size = m.moe_ffn_hidden_size;
+  read.num_moe_experts = m.num_moe_experts, read.moe_router_topk = m.moe_router_topk;
+  read.max_position_embeddings = m.max_position_embeddings, read.seq_length = m.seq_length;
+  read.layernorm_epsilon = m.layernorm_epsilon;
+  read.window_size = m.window_size;
+  read.position_embedding_type = config::PositionEmbedding::rope;
+  read.rotary_base = m.rotary_base, read.rotary_percent = m.rotary_percent;
+  read.rope_scaling = m.rope_scaling, read.rope_scaling_type = RopeScaling::yarn;
+  read.rope_scaling_factor = m.rope_scaling_factor;
+  read.rope_scaling_original_max_position_embeddings = m.rope_scaling_original_max_position_embeddings;
+  read.rope_scaling_beta_fast = m.rope_scaling_beta_fast;
+  read.rope_scaling_beta_slow = m.rope_scaling_beta_slow;
+  read.share_embeddings_and_output_weights = false;
+  set_gpt_oss(read);
+  fill_in(read);
+  return read;
+}
+
+GgufPlan plan_gpt_oss(const ModelConfig& m) {
+  const std::string a(kGptOss);
+  std::vector<std::string> problems;
+  for (const Difference& one : differences(as_gpt_oss(m), m))
+    problems.push_back(one.path + "=" + one.second + " (" + a + " has " + one.first + ")");
+  if (!m.window_size) problems.emplace_back("model.window_size=null");
+  if (!problems.empty()) refuse_model(a, problems);
+  GgufPlan plan{a, names_of(a), sizes_of(a, m), {}};
+  const auto put = [&](const std::string& key, GgufValue value) {
+    plan.metadata.emplace_back(a + "." + key, std::move(value));
+  };
+  put("attention.layer_norm_rms_epsilon", gguf_real(m.layernorm_epsilon));
+  put("attention.key_length", gguf_integer(*m.kv_channels));
+  put("attention.value_length", gguf_integer(*m.kv_channels));
+  put("attention.sliding_window", gguf_integer(*m.window_size));
+  put("expert_count", gguf_integer(*m.num_moe_experts));
+  put("expert_used_count", gguf_integer(m.moe_router_topk));
+  put("expert_feed_forward_length", gguf_integer(*m.moe_ffn_hidden_size));
+  put("rope.freq_base", gguf_real(m.rotary_base));
+  put("rope.dimension_count", gguf_integer(config::rotary_width(m)));
+  if (!m.rope_scaling) return plan;
+  put("rope.scaling.type", gguf_text("yarn"));
+  put("rope.scaling.factor", gguf_real(m.rope_scaling_factor));
+  put("rope.scaling.original_context_length", gguf_integer(m.rope_scaling_original_max_position_embeddings));
+  if (m.rope_scaling_beta_fast != kBetaFast)
+    put("rope.scaling.yarn_beta_fast", gguf_real(m.rope_scaling_beta_fast));
+  if (m.rope_scaling_beta_slow != kBetaSlow)
+    put("rope.scaling.yarn_beta_slow", gguf_real(m.rope_scaling_beta_slow));
+  return plan;
 }
 
 }  // namespace
@@ -239,8 +364,9 @@ GgufModel read_gguf_model(GgufFile& file) {
     m.add_qkv_bias = has_bias("attn_q");
     m.add_attention_output_bias = has_bias("attn_output");
     m.add_mlp_bias = has_bias("ffn_down");
-    read_rope(file, keys, m);
+    read_rope(file, keys, m, a == kGptOss);
   }
+  if (a == kGptOss) read_gpt_oss(file, keys, m);
   // Older converters omit the key for Gemma.
   if (a == "gemma2" || keys.has("attention.sliding_window"))
     m.window_size = keys.integer("attention.sliding_window", 4096);
@@ -280,6 +406,7 @@ GgufModel read_gguf_model(GgufFile& file) {
 }
 
 GgufPlan plan_gguf(const ModelConfig& m) {
+  if (m.num_moe_experts && m.softmax_type == config::SoftmaxType::learnable) return plan_gpt_oss(m);
   std::vector<std::string> problems;
   const auto need = [&](bool holds, const std::string& what) {
     if (!holds) problems.push_back(what);
@@ -299,17 +426,10 @@ GgufPlan plan_gguf(const ModelConfig& m) {
     a = "llama";
   const bool gpt2 = a == "gpt2";
   const bool rope = m.position_embedding_type == config::PositionEmbedding::rope;
-  std::vector<std::pair<std::string, GgufValue>> data;
+  Metadata data = sizes_of(a, m);
   const auto put = [&](const std::string& key, GgufValue value) {
     data.emplace_back(a + "." + key, std::move(value));
   };
-  put("block_count", gguf_integer(m.num_layers));
-  put("context_length", gguf_integer(*m.max_position_embeddings));
-  put("embedding_length", gguf_integer(m.hidden_size));
-  put("feed_forward_length", gguf_integer(*m.ffn_hidden_size));
-  put("attention.head_count", gguf_integer(m.num_attention_heads));
-  put("attention.head_count_kv", gguf_integer(*m.num_query_groups));
-  put("vocab_size", gguf_integer(m.vocab_size));
   put(gpt2 ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
       gguf_real(m.layernorm_epsilon));
   if (!gpt2) {
@@ -370,9 +490,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   need(!m.mtp_num_layers, "model.mtp_num_layers");
   need(!m.multi_latent_attention, "model.multi_latent_attention");
   need(m.architecture != config::Architecture::gpt_neox, "model.architecture");
-  if (!problems.empty())
-    fail(ErrorCode::unsupported, "a GGUF file of the architecture " + a +
-                                     " would not compute what this model does: " + join(problems, ", "));
+  if (!problems.empty()) refuse_model(a, problems);
   plan.metadata = std::move(data);
   return plan;
 }

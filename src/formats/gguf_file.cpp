@@ -264,7 +264,7 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
 
 void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
   const StoredGguf& stored = entry(name);
-  CAPSTAN_ASSERT(fits(wanted, stored.shape) && wanted.sizes.size() <= 2, "a region of " + std::string(name));
+  CAPSTAN_ASSERT(fits(wanted, stored.shape) && wanted.sizes.size() <= 3, "a region of " + std::string(name));
   if (!can_convert(stored.dtype, dtype))
     fail(ErrorCode::unsupported, description() + ": the tensor " + in_quotes(name) + " is " +
                                      std::string(stored.type->name) + " and cannot be read as " +
@@ -278,24 +278,28 @@ void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, st
   }
   // Dequantizes, for each row, the blocks that contain the columns.
   const GgmlType& type = *stored.type;
-  const size_t last = wanted.sizes.size() - 1;
-  const int64_t rows = wanted.sizes.size() == 2 ? wanted.sizes[0] : 1,
-                first_row = wanted.sizes.size() == 2 ? wanted.offsets[0] : 0;
+  const size_t rank = wanted.sizes.size(), last = rank - 1;
+  const int64_t rows = rank > 1 ? wanted.sizes[last - 1] : 1,
+                all_rows = rank > 1 ? stored.shape[last - 1] : 1, matrices = rank > 2 ? wanted.sizes[0] : 1,
+                first_row =
+                    (rank > 2 ? wanted.offsets[0] * all_rows : 0) + (rank > 1 ? wanted.offsets[last - 1] : 0);
   const int64_t columns = wanted.sizes[last], row_blocks = stored.shape[last] / type.block;
   const int64_t begin = wanted.offsets[last] / type.block,
                 end = ceil_div(wanted.offsets[last] + columns, type.block);
   std::vector<float> values(static_cast<size_t>((end - begin) * type.block));
   const Region box{{begin * type.block}, {(end - begin) * type.block}};
   const Region part{{wanted.offsets[last]}, {columns}};
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = ((first_row + row) * row_blocks + begin) * type.bytes;
+  for (int64_t row = 0; row < matrices * rows; ++row) {
+    const int64_t at_row = first_row + row / rows * all_rows + row % rows;
+    const int64_t at = (at_row * row_blocks + begin) * type.bytes;
     dequantize(type, bytes.subspan(static_cast<size_t>(at), static_cast<size_t>((end - begin) * type.bytes)),
                values);
     copy_region(part, box, reinterpret_cast<const std::byte*>(values.data()), DType::f32, part,
                 out.data() + row * columns * size_of(dtype), dtype);
   }
+  const int64_t read_rows = matrices == 0 ? 0 : (matrices - 1) * all_rows + rows;
   map_.release(bytes.subspan(static_cast<size_t>(first_row * row_blocks * type.bytes),
-                             static_cast<size_t>(rows * row_blocks * type.bytes)));
+                             static_cast<size_t>(read_rows * row_blocks * type.bytes)));
 }
 
 namespace {

@@ -57,7 +57,8 @@ class GgufModelFile final : public ExternalModel {
 
 // Tensors that readers expect in fp32, whatever the file's type.
 bool stays_fp32(const std::string& name, const Shape& shape) {
-  return shape.size() < 2 || name.find("_norm.") != std::string::npos || name.starts_with("position_embd");
+  return shape.size() < 2 || name.ends_with(".bias") || name.find("_norm.") != std::string::npos ||
+         name.find("ffn_gate_inp.") != std::string::npos || name.starts_with("position_embd");
 }
 
 struct FileType {

@@ -25,7 +25,7 @@ constexpr std::array kOthers = {
     UnsupportedType{21, "IQ3_S"},   UnsupportedType{22, "IQ2_S"},   UnsupportedType{23, "IQ4_XS"},
     UnsupportedType{24, "I8"},      UnsupportedType{25, "I16"},     UnsupportedType{26, "I32"},
     UnsupportedType{27, "I64"},     UnsupportedType{28, "F64"},     UnsupportedType{29, "IQ1_M"},
-    UnsupportedType{34, "TQ1_0"},   UnsupportedType{35, "TQ2_0"},   UnsupportedType{39, "MXFP4"},
+    UnsupportedType{34, "TQ1_0"},   UnsupportedType{35, "TQ2_0"},
 };
 
 template <class T>
@@ -62,6 +62,17 @@ void q4_1(const std::byte* b, float* y) {
 void q8_0(const std::byte* b, float* y) {
   const float d = half_at(b);
   for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(at<int8_t>(b + 2 + i)) * d;
+}
+
+// One E8M0 exponent, and E2M1 codes, of which i and i + 16 share a byte. As in the reference, the scale is
+// halved and the codes are doubled.
+void mxfp4(const std::byte* b, float* y) {
+  constexpr float kTwice[] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
+  const float half = std::ldexp(1.0f, std::to_integer<int>(b[0]) - 128);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = kTwice[low(b[1 + i])] * half;
+    y[i + 16] = kTwice[high(b[1 + i])] * half;
+  }
 }
 
 // Eight scales and eight minima of six bits in twelve bytes.
@@ -105,6 +116,7 @@ constexpr std::array kTypes = {
     GgmlType{kGgmlQ6_K, "Q6_K", 256, 210, q6_k},
     GgmlType{kGgmlBf16, "BF16", 1, 2,
              [](const std::byte* b, float* y) { *y = static_cast<float>(at<bf16>(b)); }},
+    GgmlType{kGgmlMxfp4, "MXFP4", 32, 17, mxfp4},
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ const GgmlType* find_ggml_type(uint32_t id);
 std::string_view ggml_type_name(uint32_t id);
 
 inline constexpr uint32_t kGgmlF32 = 0, kGgmlF16 = 1, kGgmlQ4_0 = 2, kGgmlQ4_1 = 3, kGgmlQ8_0 = 8,
-                          kGgmlQ4_K = 12, kGgmlQ6_K = 14, kGgmlBf16 = 30;
+                          kGgmlQ4_K = 12, kGgmlQ6_K = 14, kGgmlBf16 = 30, kGgmlMxfp4 = 39;
 
 // `blocks` holds out.size() / type.block blocks.
 void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::span<float> out);

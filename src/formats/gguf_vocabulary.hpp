@@ -27,6 +27,7 @@ inline constexpr std::array kPreTokenizers = {PreTokenizer{"llama-bpe", &text::k
                                               PreTokenizer{"qwen2", &text::kQwen2Pattern, false, false},
                                               PreTokenizer{"smollm", nullptr, true, false},
                                               PreTokenizer{"gpt-2", nullptr, false, false},
+                                              PreTokenizer{"gpt-4o", &text::kO200kPattern, false, false},
                                               PreTokenizer{"llama3", &text::kLlama3Pattern, false, true},
                                               PreTokenizer{"llama-v3", &text::kLlama3Pattern, false, true}};
 

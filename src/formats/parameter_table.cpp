@@ -177,6 +177,7 @@ class Builder {
     add_full(ours + "router.weight", theirs + named(n_.router, "experts") + ".weight", {count, h});
     if (!m_.gated_linear_unit) fail_without_names("experts without a gate");
     if (!n_.experts_gate_up.empty()) return experts_of_one_tensor(ours, theirs);
+    if (!n_.stacked_gate.empty()) return experts_of_one_projection(ours, theirs);
     if (*m_.add_mlp_bias) fail_without_names("experts with biases");
     if (m_.moe_router_enable_expert_bias)
       add_full(ours + "router.expert_bias", theirs + named(n_.expert_bias, "the bias of each expert"),
@@ -207,6 +208,31 @@ class Builder {
     const std::string gate_up = theirs + n_.experts_gate_up_bias;
     table_.sources[gate_up] = {count, 2 * ffn};
     table_.targets[ours + "experts.linear_fc1.bias"] = {{count, 2 * ffn}, 1, 1, alternating(gate_up, 0, ffn)};
+  }
+
+  void experts_of_one_projection(const std::string& ours, const std::string& theirs) {
+    const int64_t count = *m_.num_moe_experts, ffn = *m_.moe_ffn_hidden_size, h = m_.hidden_size;
+    if (m_.moe_shared_expert_intermediate_size) fail_without_names("a shared expert");
+    if (m_.moe_router_enable_expert_bias) fail_without_names("the bias of each expert");
+    const std::string gate = theirs + n_.stacked_gate, up = theirs + n_.stacked_up,
+                      down = theirs + n_.stacked_down;
+    Arrangement& fc1 = table_.targets[ours + "experts.linear_fc1.weight"];
+    Arrangement& fc2 = table_.targets[ours + "experts.linear_fc2.weight"];
+    fc1.shape = {count, 2 * ffn, h}, fc2.shape = {count, h, ffn};
+    for (int64_t expert = 0; expert < count; ++expert) {
+      const int64_t first = checked_mul(expert, ffn);
+      fc1.segments.push_back({gate + ".weight", 2 * first, first, ffn});
+      fc1.segments.push_back({up + ".weight", 2 * first + ffn, first, ffn});
+      fc2.segments.push_back({down + ".weight", checked_mul(expert, h), expert * h, h});
+    }
+    table_.sources[gate + ".weight"] = table_.sources[up + ".weight"] = {count, ffn, h};
+    table_.sources[down + ".weight"] = {count, h, ffn};
+    if (!*m_.add_mlp_bias) return;
+    add_full(ours + "router.bias", theirs + n_.router + ".bias", {count});
+    add_full(ours + "experts.linear_fc2.bias", down + ".bias", {count, h});
+    table_.sources[gate + ".bias"] = table_.sources[up + ".bias"] = {count, ffn};
+    table_.targets[ours + "experts.linear_fc1.bias"] = {
+        {count, 2 * ffn}, 1, 1, {{gate + ".bias", 0, 0, ffn}, {up + ".bias", ffn, 0, ffn}}};
   }
 
   // Gate, then up, of slices that alternate in the source.

@@ -42,6 +42,8 @@ struct TensorNames {
   // All experts in one tensor [experts, in, out], and their biases [experts, out]: complete names. The
   // elements of gate and up alternate.
   std::string experts_gate_up, experts_gate_up_bias, experts_down, experts_down_bias;
+  // All experts in one tensor [experts, out, in] for each projection, with biases [experts, out].
+  std::string stacked_gate, stacked_up, stacked_down;
   // The bias with which the router chooses, a complete name.
   std::string expert_bias;
   // The shared expert and its gate.

@@ -94,7 +94,11 @@ Moe::Moe(ParamList& parameters, const ModulePath& path, const Options& options)
 }
 
 Var Moe::forward(Tape& tape, const Var& x, const TokenContext& context) const {
-  const auto dispatch = dispatcher_->start(tape, x, route(tape, x, context), dropout_rows(context));
+  const ops::Routing routing = route(tape, x, context);
+  const bool counts_dropped = options_.capacity_factor && context.router_statistics && tape.side_effects();
+  const auto dispatch =
+      dispatcher_->start(tape, x, routing, dropout_rows(context),
+                         counts_dropped ? context.router_statistics->dropped(layer_) : Tensor());
   Var shared;
   if (shared_ && options_.overlap_shared) shared = run_shared_expert(tape, x, context);
   Var y = dispatch->combine(tape, run_experts(tape, dispatch->receive(tape), context));

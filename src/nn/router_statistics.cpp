@@ -9,7 +9,7 @@ RouterStatistics::RouterStatistics(Device& device, const std::vector<int64_t>& l
     : experts_(experts), balance_losses_(balance_losses) {
   for (const int64_t layer : layers) rows_.emplace(layer, static_cast<int64_t>(rows_.size()));
   CategoryScope scope(MemoryCategory::workspace);
-  sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + balance_losses + 1});
+  sums_ = Tensor::zeros(device, {static_cast<int64_t>(layers.size()), experts + balance_losses + 2});
   if (global_batch) batch_.resize(layers.size());
   for (Tensor& of_layer : batch_) of_layer = Tensor::zeros(device, {experts});
 }
@@ -28,6 +28,10 @@ void RouterStatistics::add(int64_t layer, const Tensor& counts, std::span<const 
     ops::add_into(balance[i].value, sums_.flat_range(at + static_cast<int64_t>(i), 1, {1}));
   at += balance_losses_;
   if (z_loss.value.defined()) ops::add_into(z_loss.value, sums_.flat_range(at, 1, {1}));
+}
+
+Tensor RouterStatistics::dropped(int64_t layer) const {
+  return sums_.flat_range((rows_.at(layer) + 1) * sums_.size(1) - 1, 1, {1});
 }
 
 const Tensor& RouterStatistics::add_to_batch(int64_t layer, const Tensor& counts) {

@@ -1,5 +1,5 @@
-// Statistics of the routers of a step: the load of each expert, and the losses of the routers. Sums over
-// micro-batches in device memory.
+// Statistics of the routers of a step: the load of each expert, the choices that were dropped, and the losses
+// of the routers. Sums over micro-batches in device memory.
 #pragma once
 
 #include <map>
@@ -23,12 +23,15 @@ class RouterStatistics {
   // counts: fp32 [1, experts], how often the tokens of a micro-batch chose each expert. The losses are fp32
   // [1]; balance has balance_losses of them or none, and z_loss may be undefined.
   void add(int64_t layer, const Tensor& counts, std::span<const Var> balance, const Var& z_loss);
+  // fp32 [1]: the choices (of an expert by a token) that were dropped, beyond the capacity of experts. The
+  // dispatcher of the layer's tokens adds to it.
+  Tensor dropped(int64_t layer) const;
   // With global_batch: adds the counts of a micro-batch over all ranks to those of the step so far, fp32
   // [experts], which it returns. The next micro-batch changes them.
   const Tensor& add_to_batch(int64_t layer, const Tensor& counts);
 
-  // fp32 [layers, experts + balance_losses + 1]: the sums of the counts, of each load-balancing loss and of
-  // the z-losses. The rows of layers of other ranks are 0.
+  // fp32 [layers, experts + balance_losses + 2]: the sums of the counts, of each load-balancing loss, of the
+  // z-losses, and of the dropped choices. The rows of layers of other ranks are 0.
   const Tensor& sums() const { return sums_; }
 
  private:

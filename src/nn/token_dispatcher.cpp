@@ -97,19 +97,21 @@ class AllGatherDispatcher final : public TokenDispatcher {
   AllGatherDispatcher(const Parallel& parallel, const Options& options)
       : options_(options),
         ranks_{parallel.experts.expert_tensor, parallel.tensor.is_single() || parallel.tensor.shards_rows()},
-        expert_(parallel.shard_ranks().expert) {}
+        expert_(parallel.shard_ranks().expert),
+        counts_dropped_(parallel.shard_ranks().expert_tensor.rank == 0) {}
 
   std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& local, const ops::Routing& routing,
-                                       const Tensor& dropout_rows) const override {
+                                       const Tensor& dropout_rows, const Tensor& dropped) const override {
     Var x = ops::copy_to_tensor_parallel(tape, local, ranks_, of_layer("inputs of experts", options_));
     Var probabilities = ops::copy_to_tensor_parallel(tape, routing.probabilities, ranks_,
                                                      of_layer("probabilities", options_));
     const int64_t here = options_.experts / expert_.size;
     const Tensor experts = tape.choice(
         [&] { return gather_tokens(tape.context(), routing.experts, ranks_, "chosen experts", options_); });
-    ops::ExpertPermutation order =
-        ops::plan_permutation(tape, experts, probabilities.value,
-                              permutation_options(options_, x.size(0), expert_.rank * here, here));
+    const ops::PermutationOptions permutation =
+        permutation_options(options_, x.size(0), expert_.rank * here, here);
+    ops::ExpertPermutation order = ops::plan_permutation(tape, experts, probabilities.value, permutation);
+    if (dropped.defined() && counts_dropped_) ops::count_dropped(experts, permutation, order, dropped);
     // Gathered once: a recomputed region uses the indices of the first pass again.
     const Tensor indices = tape.choice([&] {
       return gather_tokens(tape.context(), rows_of_indices(dropout_rows), ranks_, "dropout row indices",
@@ -124,6 +126,8 @@ class AllGatherDispatcher final : public TokenDispatcher {
   // The ranks that gather tokens; rows are sharded over them unless tensor-parallel ranks have the same.
   const ops::TensorParallel ranks_;
   const ShardRanks::AxisRank expert_;
+  // Ranks that share the tensors of the same experts have the same tokens; one of them counts.
+  const bool counts_dropped_;
 };
 
 // ---- alltoall
@@ -141,11 +145,12 @@ struct ExchangeSetup {
 class ExchangedTokens final : public TokenDispatch {
  public:
   ExchangedTokens(Tape& tape, const ExchangeSetup& setup, const Var& x, const ops::Routing& routing,
-                  const Tensor& dropout_rows)
+                  const Tensor& dropout_rows, const Tensor& dropped)
       : setup_(setup), probabilities_(routing.probabilities) {
     const Options& o = setup.options;
     const ops::PermutationOptions options = permutation_options(o, x.size(0), 0, o.experts);
     tokens_ = ops::plan_permutation(tape, routing.experts, probabilities_.value, options);
+    if (dropped.defined()) ops::count_dropped(routing.experts, options, tokens_, dropped);
     const Tensor sizes = tokens_.sizes();
     counts_ = o.pad_to_capacity
                   ? ops::equal_counts(sizes, options.capacity, setup.ranks)
@@ -217,8 +222,8 @@ class AllToAllDispatcher final : public TokenDispatcher {
   AllToAllDispatcher(const Parallel& parallel, const Options& options) : setup_{options, parallel.experts} {}
 
   std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing,
-                                       const Tensor& dropout_rows) const override {
-    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing, dropout_rows);
+                                       const Tensor& dropout_rows, const Tensor& dropped) const override {
+    return std::make_unique<ExchangedTokens>(tape, setup_, x, routing, dropout_rows, dropped);
   }
 
  private:

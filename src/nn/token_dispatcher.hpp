@@ -67,9 +67,11 @@ class TokenDispatcher {
   TokenDispatcher& operator=(const TokenDispatcher&) = delete;
 
   // Starts to send x [N, hidden], and dropout_rows i64 [N] where they are given. Operations between this and
-  // TokenDispatch::receive() run beside the transfer, in the backward pass too.
+  // TokenDispatch::receive() run beside the transfer, in the backward pass too. dropped: fp32 [1], to which
+  // the number of dropped choices (token, expert) is added, each on one rank; undefined: not counted.
   virtual std::unique_ptr<TokenDispatch> start(Tape& tape, const Var& x, const ops::Routing& routing,
-                                               const Tensor& dropout_rows = {}) const = 0;
+                                               const Tensor& dropout_rows = {},
+                                               const Tensor& dropped = {}) const = 0;
 };
 
 // Where all experts are on every rank, tokens are sent to no other: any kind is then `allgather`.

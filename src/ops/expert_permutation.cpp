@@ -30,6 +30,16 @@ ExpertPermutation new_permutation(Device& device, const char* operation, int64_t
           .slot_of_row = Tensor::empty(device, {rows}, DType::i32)};
 }
 
+kernels::PermutationShape shape_of(const Tensor& experts, const PermutationOptions& o) {
+  return {.tokens = experts.size(0),
+          .topk = experts.size(1),
+          .first = o.first_expert,
+          .experts = o.experts,
+          .capacity = o.capacity,
+          .policy = o.policy,
+          .pad = o.pad_to_capacity};
+}
+
 double bytes_of_rows(const Tensor& rows) {
   return 2 * static_cast<double>(rows.bytes());
 }
@@ -54,13 +64,7 @@ int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double fa
 ExpertPermutation plan_permutation(Tape& tape, const Tensor& experts, const Tensor& probabilities,
                                    const PermutationOptions& o) {
   Device& device = tape.device();
-  const kernels::PermutationShape shape{.tokens = experts.size(0),
-                                        .topk = experts.size(1),
-                                        .first = o.first_expert,
-                                        .experts = o.experts,
-                                        .capacity = o.capacity,
-                                        .policy = o.policy,
-                                        .pad = o.pad_to_capacity};
+  const kernels::PermutationShape shape = shape_of(experts, o);
   CAPSTAN_ASSERT(o.experts >= 1 && o.capacity >= 0 && (o.capacity > 0 || !o.pad_to_capacity) &&
                      (!probabilities.defined() || probabilities.elements() == shape.slots()),
                  "plan_permutation: experts " + experts.text() + ", " + std::to_string(o.experts) +
@@ -74,6 +78,13 @@ ExpertPermutation plan_permutation(Tape& tape, const Tensor& experts, const Tens
            probabilities, p.numbers, p.row_of_slot, p.slot_of_row);
     return p;
   });
+}
+
+void count_dropped(const Tensor& experts, const PermutationOptions& o, const ExpertPermutation& permutation,
+                   const Tensor& dropped) {
+  Device& device = experts.device();
+  launch(device, kernels_of(device).count_dropped, shape_of(experts, o), experts, permutation.row_of_slot,
+         dropped);
 }
 
 ExpertPermutation regroup_permutation(Tape& tape, const Tensor& counts, int64_t rows) {
@@ -184,7 +195,7 @@ Var expert_activation(Tape& tape, const Var& x, const ExpertPermutation& permuta
   const Tensor used = permutation.rows_used();
   const auto activate = [activation, rows, cols](StepContext& context, const Tensor& from,
                                                  const Tensor& count, const Tensor& by) {
-    const Tensor to = tensor_of_rows(context, {rows, cols}, from.dtype());
+    Tensor to = tensor_of_rows(context, {rows, cols}, from.dtype());
     launch(context.device, context.device.table().activation->expert_forward, activation, from, by, count, to,
            rows, cols);
     return to;

@@ -54,6 +54,10 @@ ExpertPermutation plan_permutation(Tape& tape, const Tensor& experts, const Tens
 // their sum.
 ExpertPermutation regroup_permutation(Tape& tape, const Tensor& counts, int64_t rows);
 
+// dropped fp32 [1] += the number of slots of `experts` that were dropped in their permutation.
+void count_dropped(const Tensor& experts, const PermutationOptions& options,
+                   const ExpertPermutation& permutation, const Tensor& dropped);
+
 // y[rows, h]: row r is x[token of r]; padding is 0. The gradient of x is a sum over the slots of a token.
 Var permute(Tape& tape, const Var& x, const ExpertPermutation& permutation);
 // Probabilities fp32 [N, topk] in the order of rows, fp32 [rows, 1]; padding is 0.

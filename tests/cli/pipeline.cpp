@@ -539,7 +539,7 @@ TEST_CASE(
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "experts", "model.num_moe_experts=4",
                 "model.moe_router_load_balancing_type=[aux_loss,seq_aux_loss]",
                 "model.moe_aux_loss_coeff=[0.1,0.01]", "model.moe_z_loss_coeff=0.01",
-                "model.mtp_num_layers=2", "train.train_iters=4"})
+                "model.mtp_num_layers=2", "model.moe_expert_capacity_factor=0.6", "train.train_iters=4"})
               .code == 0);
   REQUIRE(p.in({"runs", "plot", "experts", "-o", "experts.html"}).code == 0);
   const std::string page = read_text(p.file("experts.html")), mark = "id=\"data\">";
@@ -574,10 +574,14 @@ TEST_CASE(
                                       {"balance_loss aux_loss", "aux_loss"},
                                       {"balance_loss seq_aux_loss", "seq_aux_loss"},
                                       {"z_loss", "z_loss"},
+                                      {"expert_dropped", "expert_dropped"},
+                                      {"expert_dropped layer 1", "expert_dropped_layer_1"},
                                       {"mtp_loss depth 1", "mtp_1_loss"},
                                       {"mtp_loss depth 2", "mtp_2_loss"}})
-      CHECK(curves[curve]["v"].at(step).get<double>() ==
-            doctest::Approx(row[loss].get<double>()).epsilon(1e-5));
+      CHECK(
+          curves[curve]["v"].at(step).get<double>() ==
+          doctest::Approx(row[loss].get<double>() * (std::string_view(curve).starts_with("expert") ? 100 : 1))
+              .epsilon(1e-5));
     ++step;
   }
   CHECK(step == 4);

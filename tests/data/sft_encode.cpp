@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "base/error.hpp"
+#include "data/chat_prompt.hpp"
 #include "support/paths.hpp"
 #include "tests/text/chat_helpers.hpp"
 #include "tests/text/tokenizer_fixtures.hpp"
@@ -21,11 +22,15 @@ const fs::path kFixtures = fs::path(capstan::test::kSourceDirectory) / "tests/te
 
 SftRecord record_of(const ordered_json& conversation) {
   SftDialogue dialogue;
-  for (const auto& message : conversation.at("messages")) {
+  // Transformers passes reasoning under each of its names.
+  for (ordered_json message : conversation.at("messages")) {
+    if (message.contains("reasoning_content")) message["thinking"] = message["reasoning_content"];
     dialogue.conversation.messages.push_back(chat_value(message));
     dialogue.in_loss.push_back(true);
   }
   if (conversation.contains("tools")) dialogue.conversation.tools = chat_value(conversation.at("tools"));
+  if (conversation.contains("chat_template_kwargs"))
+    dialogue.conversation.variables = *chat_value(conversation.at("chat_template_kwargs")).map();
   return {SftFormat::messages, dialogue};
 }
 
@@ -99,6 +104,24 @@ TEST_CASE("loss tokens are found in text that a tokenizer changes") {
   CHECK(learned("llama2", "llama2.jinja", 1, SftLoss::last_turn) == Texts{"6 </s>"});
   CHECK(learned("mistral", "mistral.jinja", 0) == Texts{"Hi there.</s>"});
   CHECK(learned("gemma", "gemma2.jinja", 0) == Texts{"Hi there.<end_of_turn>"});
+  // gpt-oss: the last turn with its reasoning and <|return|>, earlier ones with <|end|>.
+  const std::string last =
+      "<|channel|>analysis<|message|>second thought<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+      "<|return|>";
+  CHECK(learned("gpt_oss", "harmony.jinja", 1) ==
+        Texts{"<|channel|>final<|message|>4<|end|>", "<|channel|>final<|message|>6<|return|>"});
+  CHECK(learned("gpt_oss", "harmony.jinja", 13) ==
+        Texts{"<|channel|>final<|message|><think>\nhm\n</think>\n\nDone.<|end|>", last});
+  CHECK(learned("gpt_oss", "harmony.jinja", 13, SftLoss::last_turn) == Texts{last});
+  CHECK(
+      learned("gpt_oss", "harmony.jinja", 11) ==
+      Texts{" to=functions.get_weather<|channel|>commentary json<|message|>{\"place\": \"Zürich\", \"days\": "
+            "2}<|call|>",
+            "<|channel|>final<|message|>Sunny.<|return|>"});
+  // Turns are found with the variables of the conversation, too.
+  CHECK(learned("gpt_oss", "harmony.jinja", 15).back() ==
+        "<|channel|>analysis<|message|>A farewell.<|end|><|start|>assistant<|channel|>final<|message|>With "
+        "pleasure<|return|>");
 
   // A prompt and its completion are one text: ids of both with the end after them.
   const auto tokenizer = family("llama2");
@@ -109,4 +132,17 @@ TEST_CASE("loss tokens are found in text that a tokenizer changes") {
   both.push_back(2);
   CHECK(sample.ids == both);
   CHECK(learned_texts(*tokenizer, sample) == Texts{"A cat.</s>"});
+}
+
+TEST_CASE("a prompt of gpt-oss ends where the model names its channel, and its answer with <|return|>") {
+  const auto tokenizer = family("gpt_oss");
+  for (const std::string& name : {(kFixtures / "templates/harmony.jinja").string(), std::string("harmony")}) {
+    CAPTURE(name);
+    const auto chat_template = text::chat::ChatTemplate::load(name);
+    const ChatPrompt prompt = chat_prompt(*tokenizer, *chat_template, {}, "Be kind.", "Hello");
+    CHECK(tokenizer->decode(prompt.ids).ends_with("<|start|>user<|message|>Hello<|end|><|start|>assistant"));
+    CHECK(prompt.end_token == tokenizer->id_of("<|return|>"));
+    CHECK(prompt.learns_end);
+    CHECK(turn_end_problem(*tokenizer, *chat_template, {}).empty());
+  }
 }

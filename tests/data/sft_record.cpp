@@ -96,6 +96,18 @@ TEST_CASE("tools, calls and thoughts reach the template") {
   CHECK(render("{{ tools[0].name }}") == "f");
   CHECK(render("{{ messages[1].tool_calls[0].function.arguments | tojson }}") == R"({"b": 1, "a": 2})");
   CHECK(render("{{ messages[2].reasoning_content }}{{ messages[2].thinking }}") == "hmhm");
+  const SftRecord effort = parsed(R"({"messages": [{"role": "user", "content": "Q"}],
+      "chat_template_kwargs": {"reasoning_effort": "high", "messages": 3}})");
+  CHECK(text::chat::ChatTemplate::parse("t", "{{ reasoning_effort }} {{ messages[0].content }}")
+            ->render(std::get<SftDialogue>(effort.what).conversation, {})
+            .text == "high Q");
+  // null is no reasoning, and `content` stays where a message has it.
+  const SftRecord nulls = parsed(R"({"messages": [{"role": "user", "content": "Q", "thinking": null},
+      {"role": "assistant", "content": null, "reasoning": null, "tool_calls": [{"name": "f"}]}]})");
+  CHECK(text::chat::ChatTemplate::parse(
+            "t", "{% for m in messages %}{{ m.keys() | list }}{{ m.content }}{% endfor %}")
+            ->render(std::get<SftDialogue>(nulls.what).conversation, {})
+            .text == "['role', 'content']Q['role', 'content', 'tool_calls']None");
 }
 
 TEST_CASE("a wrong sample is reported with what would be right") {
@@ -128,6 +140,8 @@ TEST_CASE("a wrong sample is reported with what would be right") {
   CHECK(error_for(R"({"text": "a"})", SftFormat::messages).starts_with("`messages` is missing, not a list"));
   CHECK(error_for(R"({"tools": 3, "messages": [{"role": "user", "content": "a"}]})")
             .find("`tools` is a number") != std::string::npos);
+  CHECK(error_for(R"({"chat_template_kwargs": ["high"], "messages": [{"role": "user", "content": "a"}]})") ==
+        "`chat_template_kwargs` is a list, not an object / as in {\"reasoning_effort\": \"high\"}");
   // Half of a surrogate pair is no valid text, and the depth of nesting is limited.
   CHECK(error_for(R"({"text": "\ud800"})").find("not JSON") != std::string::npos);
   CHECK(error_for("{\"text\": " + std::string(500, '[') + std::string(500, ']') + "}") != "no error");

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
@@ -70,10 +71,15 @@ struct AsGguf {
     // A GGUF file cannot express the scale and window of these fixtures.
     if (name == "gemma2") model.softmax_scale = 1 / std::sqrt(static_cast<double>(*model.kv_channels));
     if (name == "mistral") model.window_size.reset();
+    // Readers know this limit only.
+    if (name == "gpt_oss") model.activation_func_clamp_value = 7;
     parameters = hf->parameters(model);
     write_gguf({parameters.get(), model, hf->assets()}, to, GgufType::f32);
   }
 };
+
+// Fields that a file has in fp32.
+const std::set<std::string> kInFp32 = {"model.layernorm_epsilon", "model.rope_scaling_beta_slow"};
 
 using Entries = std::vector<std::pair<std::string, GgufValue>>;
 // Replaces a file's header and keeps its data.
@@ -105,6 +111,24 @@ TEST_CASE("blocks of every type are dequantized as the reference does, in any re
   }
 }
 
+TEST_CASE("regions of quantized tensors of three dimensions are those of the full tensor") {
+  GgufFile file(kFormatFixtures / "gguf/gpt_oss.gguf");
+  const std::string name = "blk.1.ffn_down_exps.weight";
+  REQUIRE(file.at(name).shape == Shape{3, 32, 64});
+  const std::vector<float> all = floats(file, name);
+  for (const Region& part :
+       {Region{{1, 3, 5}, {2, 7, 40}}, {{0, 31, 63}, {3, 1, 1}}, {{2, 0, 32}, {1, 32, 32}}}) {
+    std::vector<float> got(static_cast<size_t>(part.sizes.elements()));
+    file.read(name, DType::f32, part, std::as_writable_bytes(std::span(got)));
+    size_t i = 0;
+    for (int64_t e = 0; e < part.sizes[0]; ++e)
+      for (int64_t r = 0; r < part.sizes[1]; ++r)
+        for (int64_t c = 0; c < part.sizes[2]; ++c, ++i)
+          REQUIRE(got[i] == all[static_cast<size_t>(((part.offsets[0] + e) * 32 + part.offsets[1] + r) * 64 +
+                                                    part.offsets[2] + c)]);
+  }
+}
+
 TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokenizer included") {
   const auto gguf = ExternalModel::open("gguf:" + (kFormatFixtures / "gguf/smollm2.gguf").string());
   const auto hf = ExternalModel::open("hf:" + (kFormatFixtures / "families/smollm2").string());
@@ -130,15 +154,110 @@ TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokeni
   CHECK(ours["added_tokens"].size() == theirs["added_tokens"].size());
 }
 
+TEST_CASE("a file of gpt-oss with experts in MXFP4 is the model it was made from") {
+  const auto gguf = ExternalModel::open("gguf:" + (kFormatFixtures / "gguf/gpt_oss.gguf").string());
+  const auto hf = ExternalModel::open("hf:" + (kFormatFixtures / "quantized/gpt_oss_mxfp4").string());
+  for (const Difference& one : differences(gguf->model(), hf->model())) {
+    CAPTURE(one.path + ": " + one.first + ", " + one.second);
+    CHECK(kInFp32.contains(one.path));
+  }
+  CHECK(gguf->model().rope_scaling_beta_slow == static_cast<double>(0.3f));
+  CHECK(gguf->model().moe_aux_loss_coeff.items == std::vector<double>{0});
+  const auto a = gguf->parameters(gguf->model()), b = hf->parameters(hf->model());
+  CHECK(a->names() == b->names());
+  for (const std::string& name : a->names()) {
+    CAPTURE(name);
+    CHECK(a->at(name).shape == b->at(name).shape);
+    CHECK(floats(*a, name) == floats(*b, name));
+  }
+}
+
+TEST_CASE("a file of gpt-oss has the types that llama.cpp's readers need") {
+  test::TemporaryDirectory home;
+  const fs::path path = home.path() / "model.gguf";
+  const AsGguf written("gpt_oss", path);
+  write_gguf({written.parameters.get(), written.model, {}}, home.path() / "half.gguf", GgufType::bf16);
+  GgufFile file(home.path() / "half.gguf");
+  for (const auto& [name, type] : {std::pair("blk.0.ffn_gate_inp.weight", DType::f32),
+                                   {"blk.1.ffn_gate_exps.bias", DType::f32},
+                                   {"blk.1.attn_sinks.weight", DType::f32},
+                                   {"blk.2.post_attention_norm.weight", DType::f32},
+                                   {"blk.2.ffn_down_exps.weight", DType::bf16},
+                                   {"blk.0.attn_q.weight", DType::bf16}}) {
+    CAPTURE(name);
+    REQUIRE(file.find(name));
+    CHECK(file.at(name).dtype == type);
+  }
+  CHECK(file.at("blk.0.ffn_up_exps.weight").shape == Shape{5, 14, 24});
+  for (const auto& [key, value] : {std::pair("expert_count", 5),
+                                   {"expert_used_count", 2},
+                                   {"expert_feed_forward_length", 14},
+                                   {"attention.sliding_window", 5},
+                                   {"rope.scaling.original_context_length", 16}}) {
+    CAPTURE(key);
+    CHECK(file.metadata().at(std::string("gpt-oss.") + key).integer == value);
+  }
+}
+
+TEST_CASE("a model that readers of gpt-oss would compute otherwise is refused with what they have") {
+  test::TemporaryDirectory home;
+  const config::ModelConfig model = AsGguf("gpt_oss", home.path() / "model.gguf").model;
+  const auto refused = [&](auto change) {
+    config::ModelConfig other = model;
+    change(other);
+    return error_of([&] { plan_gguf(other); });
+  };
+  CHECK(refused([](auto&) {}).empty());
+  CHECK(holds(refused([](auto& m) { m.activation_func_clamp_value = 0.4; }),
+              "model.activation_func_clamp_value=0.4 (gpt-oss has 7)"));
+  CHECK(holds(refused([](auto& m) { m.activation_func = config::Activation::silu; }),
+              "model.activation_func=silu (gpt-oss has quick_gelu)"));
+  CHECK(
+      holds(refused([](auto& m) { m.moe_router_pre_softmax = true; }), "model.moe_router_pre_softmax=true"));
+  CHECK(holds(refused([](auto& m) { m.qk_layernorm = true; }), "model.qk_layernorm=true"));
+  CHECK(holds(refused([](auto& m) { m.moe_first_dense_layers = 1; }), "model.moe_first_dense_layers=1"));
+  CHECK(holds(refused([](auto& m) { m.rope_scaling_truncate = true; }), "model.rope_scaling_truncate=true"));
+  CHECK(holds(refused([](auto& m) { m.share_embeddings_and_output_weights = true; }),
+              "model.share_embeddings_and_output_weights=true"));
+  CHECK(holds(refused([](auto& m) { m.add_attention_output_bias = false; }),
+              "model.add_attention_output_bias=false"));
+
+  // A file whose numbers do not fit its tensors.
+  const auto broken = [&](const char* key, int64_t value) {
+    const fs::path path = home.path() / (std::string(key) + ".gguf");
+    const AsGguf written("gpt_oss", path);
+    edit(path, [&](auto& metadata, auto&) {
+      for (auto& [name, given] : metadata)
+        if (name == std::string("gpt-oss.") + key) given = gguf_integer(value);
+    });
+    return error_of([&] { ExternalModel::open("gguf:" + path.string()); });
+  };
+  CHECK(holds(broken("expert_count", 1 << 20),
+              "its keys describe 1048576 experts, but tensor \"blk.0.ffn_gate_exps.weight\" is [5,14,24]"));
+  CHECK(holds(broken("expert_used_count", 6), "`gpt-oss.expert_used_count` is more than `expert_count`"));
+  const fs::path path = home.path() / "width.gguf";
+  const AsGguf written("gpt_oss", path);
+  edit(path, [&](auto& metadata, auto&) {
+    for (auto& [name, given] : metadata)
+      if (name == "gpt-oss.expert_feed_forward_length") given = gguf_integer(15);
+  });
+  CHECK(holds(error_of([&] {
+                const auto wide = ExternalModel::open("gguf:" + path.string());
+                wide->parameters(wide->model());
+              }),
+              "blk.0.ffn_down_exps.weight"));
+}
+
 TEST_CASE("a model written as GGUF reads back as the same model") {
-  for (const char* name : {"gpt2", "llama", "smollm2", "mistral", "qwen2", "qwen3", "olmo2", "gemma2"}) {
+  for (const char* name :
+       {"gpt2", "llama", "smollm2", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gpt_oss"}) {
     CAPTURE(name);
     test::TemporaryDirectory home;
     const AsGguf written(name, home.path() / "model.gguf");
     const auto gguf = ExternalModel::open("gguf:" + (home.path() / "model.gguf").string());
     for (const Difference& one : differences(gguf->model(), written.model)) {
       CAPTURE(one.path + ": " + one.first + ", " + one.second);
-      CHECK(one.path == "model.layernorm_epsilon");  // in fp32 there
+      CHECK(kInFp32.contains(one.path));
     }
     const auto back = gguf->parameters(gguf->model());
     for (const std::string& tensor : written.parameters->names()) {
@@ -220,7 +339,9 @@ TEST_CASE("an architecture that is not read is refused with those that are") {
   const AsGguf written("smollm2", path);
   edit(path, [](auto& metadata, auto&) { metadata[0].second = gguf_text("phi3"); });
   const std::string said = error_of([&] { ExternalModel::open("gguf:" + path.string()); });
-  CHECK(holds(said, "`general.architecture` is \"phi3\"; llama, qwen2, qwen3, gpt2, gemma2, olmo2 are read"));
+  CHECK(holds(
+      said,
+      "`general.architecture` is \"phi3\"; llama, qwen2, qwen3, gpt2, gemma2, olmo2, gpt-oss are read"));
 }
 
 TEST_CASE("F32, F16, BF16 and Q8_0 round to the bytes of the reference") {

@@ -306,6 +306,7 @@ TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
   for (const auto& [tokenizer, pre] : {std::pair{family("llama3"), "llama-bpe"},
                                        {olmo, "dbrx"},
                                        {family("qwen2"), "qwen2"},
+                                       {family("gpt_oss"), "gpt-4o"},
                                        {file("formats/families/smollm2/tokenizer.json"), "gpt-2"}}) {
     CAPTURE(pre);
     const GgufMetadata metadata = metadata_of(tokenizer, config);

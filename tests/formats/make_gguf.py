@@ -4,9 +4,9 @@
 Writes tests/formats/gguf/: blocks.gguf, a tensor of each type that is read, with blocks.safetensors, what
 gguf's own reference makes of it; rounded.safetensors, values and the bytes that the reference makes of them
 for each type that is written; smollm2.gguf, the model families/smollm2 as llama.cpp's converter lays it out,
-tokenizer included; and spm.json, a SentencePiece model as a tokenizer.json of Llama's, Mistral's and Gemma's
-making, with the ids that the package tokenizers gives some texts. Needs gguf, numpy, safetensors,
-sentencepiece, tokenizers.
+tokenizer included; gpt_oss.gguf, likewise the model quantized/gpt_oss_mxfp4 without one; and spm.json, a
+SentencePiece model as a tokenizer.json of Llama's, Mistral's and Gemma's making, with the ids that the
+package tokenizers gives some texts. Needs gguf, numpy, safetensors, sentencepiece, tokenizers.
 """
 
 import json
@@ -44,6 +44,11 @@ def blocks():
                     data[row, block * size + at:block * size + at + 2] = np.frombuffer(scale, dtype=np.uint8)
         writer.add_tensor(kind.name, data, raw_dtype=kind)
         expected[kind.name] = quants.dequantize(data, kind).astype(np.float32)
+    # Every pair of codes, and the exponents at both ends.
+    data = rng.integers(0, 256, size=(3, 2 * 17), dtype=np.uint8)
+    data[:, ::17] = [[0, 1], [2, 126], [127, 250]]
+    writer.add_tensor(types.MXFP4.name, data, raw_dtype=types.MXFP4)
+    expected[types.MXFP4.name] = quants.dequantize(data, types.MXFP4).astype(np.float32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -172,11 +177,75 @@ def smollm2():
     writer.close()
 
 
+def mxfp4(codes, exponents):
+    """ggml's blocks: an exponent, then codes i and i + 16 in a byte. `codes` has two neighbors in one."""
+    values = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 32)
+    packed = values[..., :16] | values[..., 16:] << 4
+    return np.concatenate([exponents[..., None], packed], axis=-1).reshape(*codes.shape[:2], -1)
+
+
+def gpt_oss():
+    source = HERE / "quantized" / "gpt_oss_mxfp4"
+    config = json.loads((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    rope = config["rope_parameters"]
+    writer = gguf.GGUFWriter(OUT / "gpt_oss.gguf", gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GPT_OSS])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, config["num_hidden_layers"])
+
+    def add(name, value, **kind):
+        stem, dot, suffix = name.rpartition(".")
+        writer.add_tensor(names.get_name(stem) + dot + suffix, np.ascontiguousarray(value), **kind)
+    for name, value in sorted(tensors.items()):
+        if name.endswith(".sinks"):
+            add(name + ".weight", value)
+        elif name.endswith("_scales"):
+            packed = mxfp4(tensors[name.replace("_scales", "_blocks")], value)
+            if name.endswith("gate_up_proj_scales"):
+                for i, part in enumerate(("gate_proj", "up_proj")):
+                    add(name.replace("gate_up_proj_scales", part + ".weight"), packed[:, i::2],
+                        raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            else:
+                add(name.replace("_scales", ".weight"), packed, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        elif name.endswith("gate_up_proj_bias"):
+            for i, part in enumerate(("gate_proj", "up_proj")):
+                add(name.replace("gate_up_proj_bias", part + ".bias"), value[:, i::2])
+        elif name.endswith("down_proj_bias"):
+            add(name.replace("_bias", ".bias"), value)
+        elif not name.endswith("_blocks"):
+            add(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     blocks()
     rounded()
     smollm2()
+    gpt_oss()
     spm()
     for path in sorted(OUT.iterdir()):
         path.chmod(0o644)

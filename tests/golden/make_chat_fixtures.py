@@ -36,6 +36,20 @@ WEATHER = {"type": "function", "function": {
 TIME = {"type": "function", "function": {"name": "time", "description": "now",
                                          "parameters": {"type": "object", "properties": {}}}}
 
+SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds pages", "parameters": {
+    "type": "object", "required": ["words"], "properties": {
+        "words": {"type": "array", "items": {"type": "string"}, "description": "All of them"},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "nullable": True},
+        "order": {"type": "string", "enum": ["new", "old"], "default": "new"},
+        "filter": {"type": "object", "properties": {"site": {"type": "string"}, "tags": {
+            "type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}}},
+            "required": ["site"]},
+        "long": {"type": "array", "items": {"type": "object", "properties": {
+            "a_name_of_some_length": {"type": "number"}, "b": {}}}},
+        "since": {"oneOf": [{"type": "string", "default": "today"}, {"type": "number"}]},
+        "where": {"oneOf": [{"type": "object"}, {"type": "string"}]},
+        "limit": {"type": ["integer", "null"]}, "any": {}, "list": {"type": "array"}}}}}
+
 
 def user(text):
     return {"role": "user", "content": text}
@@ -47,6 +61,10 @@ def says(text, **more):
 
 def system(text):
     return {"role": "system", "content": text}
+
+
+def answer(content):
+    return {"role": "tool", "content": content}
 
 
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather",
@@ -74,6 +92,15 @@ CONVERSATIONS = [
     {"messages": [user("Think."), says("<think>\nhm\n</think>\n\nDone."), user("More."),
                   says("Yes.", reasoning_content="second thought")]},
     {"messages": [user("u"), {"role": "stop", "content": "x"}, user("never seen")]},
+    {"messages": [{"role": "developer", "content": "Be kind."}, user("Time and weather?"),
+                  says("", tool_calls=[CALL], reasoning_content="Weather first."), answer("14 °C"),
+                  says("", tool_calls=[{"function": {"name": "time", "arguments": {}}}],
+                       reasoning_content="Now the \"time\"."), answer({"hour": 9}),
+                  says("14 °C at 9.", reasoning_content="Both are known."), user("Thanks"),
+                  says("With pleasure", reasoning_content="A farewell.")], "tools": [WEATHER, SEARCH, TIME],
+     "chat_template_kwargs": {"reasoning_effort": "high", "identity": "I am a test."}},
+    {"messages": [user("Search!"), says("I search.", tool_calls=[{"name": "search", "arguments": "x"}]),
+                  answer("nothing")], "tools": [SEARCH]},
 ]
 
 # One construct each. The variables: see VARIABLES.
@@ -151,6 +178,7 @@ continued' }}
 {{ {} | first }} {{ 'abc' | first }} {{ 'abc' | list }} {{ 'abc' | reverse }} {{ list | reverse | list }} {{ 'a' | indent }} {{ 'a\n\nb' | indent(2) }} {{ 'a\nb' | indent(2, true) }}
 {{ list.count(1) }} {{ list.index(2) }}
 {{ list.append(4) }}
+{{ table | tojson | safe }} {{ '<a & b>' | safe ~ '<' }}
 {{ (1,) }} {{ () }} {{ (1) }} {{ [1, 2,] }} {{ {'a': 1,} }}
 {{ 1, 2 }}
 {{ table.a['x'].0 }} {{ list.1 }}
@@ -194,7 +222,8 @@ def render(template, conversation, prompt):
         texts, spans = hf.render_jinja_template(
             [conversation["messages"]], tools=conversation.get("tools"), chat_template=template,
             add_generation_prompt=prompt,
-            return_assistant_tokens_mask="{% generation %}" in template, **SPECIALS)
+            return_assistant_tokens_mask="{% generation %}" in template, **SPECIALS,
+            **conversation.get("chat_template_kwargs", {}))
     except Exception:
         return None
     result = {"text": texts[0]}

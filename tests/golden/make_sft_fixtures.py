@@ -12,6 +12,7 @@ takes away); null where the template refuses the conversation.
 import json
 import pathlib
 
+import make_chat_fixtures  # with the clock of the tests
 import tokenizers
 import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -23,12 +24,14 @@ PAIRS = [("llama2", "llama2", "<s>", "</s>"), ("llama2", "generation", "<s>", "<
          ("gemma", "generation", "<s>", "</s>"),
          ("llama3", "llama3", "<|begin_of_text|>", "<|end_of_text|>"),
          ("llama3", "generation", "<|begin_of_text|>", "<|end_of_text|>"),
+         ("gpt_oss", "harmony", "<|startoftext|>", "<|return|>"),
          ("t5", "generation", "<s>", "</s>"), ("bert_cased", "generation", "[CLS]", "[SEP]")]
 
 
 def encode(tokenizer, conversation, marked):
     try:
-        given = dict(tools=conversation.get("tools"), return_assistant_tokens_mask=marked)
+        given = dict(tools=conversation.get("tools"), return_assistant_tokens_mask=marked,
+                     **conversation.get("chat_template_kwargs", {}))
         result = tokenizer.apply_chat_template(conversation["messages"], tokenize=True, return_dict=True,
                                                **given)
     except Exception:

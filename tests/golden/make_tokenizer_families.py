@@ -26,6 +26,12 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "text" / "tokenizer"
 HERE = ROOT / "families"
 
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
 
 def samples():
     result = []
@@ -275,6 +281,18 @@ def write_byte_level():
         processors.ByteLevel(trim_offsets=True, add_prefix_space=False),
         template("<|begin_of_text|> $A", [("<|begin_of_text|>", 0)])])
     write("llama3", llama3)
+    # gpt-oss: letters split where their case changes, and the tokens of Harmony.
+    gpt_oss = Tokenizer(models.BPE())
+    gpt_oss.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(O200K), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    gpt_oss.decoder = decoders.ByteLevel()
+    gpt_oss.train_from_iterator(TEXTS, trainers.BpeTrainer(
+        vocab_size=500, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    gpt_oss.add_special_tokens([AddedToken(f"<|{name}|>", special=True, normalized=False) for name in (
+        "startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")])
+    gpt_oss.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
+    write("gpt_oss", gpt_oss)
     lower = Tokenizer.from_file(str(ROOT / "gpt2.json"))
     lower.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip()])
     lower.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"),

@@ -84,6 +84,23 @@ void check_plan(const Plan& expected, Body&& body) {
   });
 }
 
+// The dropped slots are the choices of each expert beyond its capacity, added to an earlier count.
+void check_dropped(const PermutationShape& s, const Vec<int32_t>& experts, Array& probabilities) {
+  constexpr float kEarlier = 3;
+  int64_t expected = 0;
+  for (int64_t e = s.first; s.capacity > 0 && e < s.first + s.experts; ++e)
+    expected += std::max<int64_t>(0, std::count(experts.begin(), experts.end(), e) - s.capacity);
+  run_kernel({}, [&](kernels::Context& c, Vec<Array>&) {
+    Plan plan{Vec<int64_t>(static_cast<size_t>(1 + s.experts)), Vec<int32_t>(experts.size()),
+              Vec<int32_t>(static_cast<size_t>(s.rows()))};
+    Vec<float> dropped{kEarlier};
+    permutation().plan(c, s, experts.data(), probabilities.f32(), plan.numbers.data(),
+                       plan.row_of_slot.data(), plan.slot_of_row.data());
+    permutation().count_dropped(c, s, experts.data(), plan.row_of_slot.data(), dropped.data());
+    CHECK(dropped[0] == kEarlier + static_cast<float>(expected));
+  });
+}
+
 void check_shape(const PermutationShape& s, int64_t of_experts, uint64_t seed) {
   INFO(s.tokens, " tokens, ", s.topk, " of ", of_experts, ", experts ", s.first, " + ", s.experts,
        ", capacity ", s.capacity, ", by probability ", s.policy == DropPolicy::probability, ", pad ", s.pad);
@@ -96,6 +113,10 @@ void check_shape(const PermutationShape& s, int64_t of_experts, uint64_t seed) {
     permutation().plan(c, s, experts.data(), probabilities.f32(), plan.numbers.data(),
                        plan.row_of_slot.data(), plan.slot_of_row.data());
   });
+  // Padding has no expert.
+  Vec<int32_t> with_padding = experts;
+  if (!with_padding.empty()) with_padding.back() = -1;
+  check_dropped(s, with_padding, probabilities);
 }
 
 }  // namespace

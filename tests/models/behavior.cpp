@@ -685,20 +685,39 @@ TEST_CASE_TEMPLATE("the load of the experts is counted once, and their capacity 
     const auto sums = statistics.sums().to_floats();
     for (size_t layer = 0; layer < 2; ++layer) {
       double choices = 0;
-      for (size_t e = 0; e < 6; ++e) choices += sums[layer * 8 + e];
+      for (size_t e = 0; e < 6; ++e) choices += sums[layer * 9 + e];
       CHECK(choices == 2 * 19 * 3);
       // With an equal load the loss is its coefficient.
-      CHECK(sums[layer * 8 + 6] > 0.5f * 0.02f);
-      CHECK(sums[layer * 8 + 6] < 6 * 0.02f);
-      CHECK(sums[layer * 8 + 7] > 0);
+      CHECK(sums[layer * 9 + 6] > 0.5f * 0.02f);
+      CHECK(sums[layer * 9 + 6] < 6 * 0.02f);
+      CHECK(sums[layer * 9 + 7] > 0);
+      CHECK(sums[layer * 9 + 8] == 0);
     }
     c.moe_expert_capacity_factor = 3;  // topk * factor is more than the experts: nothing is dropped
-    CHECK((run_step(*device, c, DType::f32, 2, 19, data) == all));
+    // Each expert drops what exceeds its capacity.
+    const auto check_dropped = [&](float capacity) {
+      const auto now = statistics.sums().to_floats();
+      for (size_t layer = 0; layer < 2; ++layer) {
+        float expected = 0;
+        for (size_t e = 0; e < 6; ++e) expected += std::max(0.0f, now[layer * 9 + e] - capacity);
+        CHECK(now[layer * 9 + 8] == expected);
+      }
+    };
+    const auto step = [&] {
+      statistics.clear();
+      return run_step(*device, c, DType::f32, 2, 19, data, options);
+    };
+    CHECK((step() == all));
+    check_dropped(2 * 19 * 3);
     c.moe_expert_capacity_factor = 0.3;
-    const Step few = run_step(*device, c, DType::f32, 2, 19, data);
+    // 2 * 19 tokens, three choices, six experts: 19 each with an equal load.
+    const float capacity = std::ceil(19 * 0.3f);
+    const Step few = step();
     CHECK(few.per_token != all.per_token);
+    check_dropped(capacity);
     c.moe_pad_expert_input_to_capacity = true;
-    const Step padded = run_step(*device, c, DType::f32, 2, 19, data);
+    const Step padded = step();
     CHECK(largest_difference(padded.per_token, few.per_token) < 1e-5);
+    check_dropped(capacity);
   }
 }

@@ -228,7 +228,7 @@ void check_losses(const Case& c, const Result& got) {
   CHECK(testing::error(doubles(got.router_gradient), router_gradient) < 2e-5);
   // Each rank's own choices, and its part of each loss.
   CHECK(Vec<double>(got.statistics.begin(), got.statistics.begin() + kExperts) == counts);
-  REQUIRE(got.statistics.size() == kExperts + losses.size() + 1);
+  REQUIRE(got.statistics.size() == kExperts + losses.size() + 2);
   for (size_t i = 0; i < losses.size(); ++i)
     CHECK(static_cast<double>(got.statistics[kExperts + i]) == doctest::Approx(losses[i]).epsilon(1e-5));
 }

@@ -87,6 +87,9 @@ const nn::AdapterOptions* adapters_of(const Case& c) {
 
 struct Result {
   Floats y, dx;
+  // Of this rank: the choices of each expert, and how many choices were dropped.
+  Floats choices;
+  double dropped = 0;
   // By parameter; of the experts this rank's shards.
   std::map<std::string, Floats> gradients;
 };
@@ -136,6 +139,7 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
   store.begin();
   store.begin_last_micro_batch();
   StepContext context{device, store, observer};
+  nn::RouterStatistics statistics(device, {3}, experts, c.balances ? 1 : 0);
   Floats x_values = random_floats(c.tokens * kHidden, 7);
   if (c.one_sided)
     for (float& value : x_values) value = std::abs(value) + 0.1f;
@@ -145,6 +149,7 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
   nn::TokenContext tokens;
   tokens.batch = 1, tokens.seq = c.tokens;
   tokens.training = true;
+  tokens.router_statistics = &statistics;
   tokens.tokens = c.tokens * comm::ranks_of(parallel.context.group);
   if (c.padded) {
     std::vector<int32_t> padding;
@@ -172,6 +177,9 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
     result.dx = tape.input_gradient("x").to_floats();
   }
   CHECK(store.pins == 0);
+  result.choices = statistics.sums().to_floats();
+  result.dropped = static_cast<double>(result.choices.back());
+  result.choices.resize(static_cast<size_t>(experts));
   for (const auto& p : parameters) {
     Floats gradient = store.gradient(*p).to_floats();
     if (sum_gradients && p->spec().grid() == ParameterGrid::expert) {
@@ -188,6 +196,19 @@ Result run(Device& device, const nn::Parallel& parallel, const Case& c, int64_t 
     result.gradients[p->name()] = std::move(gradient);
   }
   return result;
+}
+
+// What experts drop whose capacity is that of the tokens on one rank (all: of those of all ranks).
+double expected_drops(const Case& c, const Floats& choices, bool all) {
+  if (!c.capacity) return 0;
+  std::vector<double> of_expert(choices.begin(), choices.end());
+  int64_t tokens = c.tokens;
+  if (all) comm::all_reduce(world().communicator(), of_expert), tokens *= world().size();
+  const double capacity =
+      std::ceil(static_cast<double>(2 * tokens) / static_cast<double>(choices.size()) * *c.capacity);
+  double dropped = 0;
+  for (const double count : of_expert) dropped += std::max(0.0, count - capacity);
+  return dropped;
 }
 
 void check_close(const std::string& what, const Floats& got, const Floats& expected) {
@@ -215,6 +236,9 @@ void check_case(Device& device, const ExpertLayout& layout, const Case& c) {
   const Result expected = run(device, {}, c, experts, true), got = run(device, parallel, c, experts, false);
   check_close("y", got.y, expected.y);
   check_close("dx", got.dx, expected.dx);
+  CHECK(got.choices == expected.choices);
+  CHECK(got.dropped == expected_drops(c, got.choices, false));
+  CHECK(got.dropped == expected.dropped);
   // The shapes of the shards.
   nn::ParamList list(parallel, adapters_of(c));
   const nn::Moe layer(list, {"layer", 3, "layer 3"}, options_of(c, experts));
@@ -301,6 +325,26 @@ TEST_CASE("both dispatchers give the same layer without a capacity") {
         check_close(name, exchanged.gradients.at(name), gradient);
     }
   }
+}
+
+TEST_CASE("choices that gathered tokens lose to the capacity are counted on one rank each") {
+  if (world().size() == 1) return;
+  const auto device = test::Cpu::make(1);
+  for (const int tensor : tensor_ranks())
+    for (const Case& made :
+         {Case{.capacity = 0.4}, Case{.recomputes = true, .capacity = 0.75, .one_sided = true},
+          Case{.capacity = 0.75, .pads = true}, Case{.capacity = 0.3, .padded = true}}) {
+      CAPTURE(tensor);
+      const ExpertLayout layout(tensor);
+      Case c = made;
+      c.kind = nn::TokenDispatcher::Kind::allgather;
+      const Result got =
+          run(*device, layout.parallel(), c, 2 * layout.parallel().experts.expert->size(), false);
+      std::vector<double> dropped{got.dropped};
+      comm::all_reduce(world().communicator(), dropped);
+      CHECK(dropped[0] > 0);
+      CHECK(dropped[0] == expected_drops(c, got.choices, true));
+    }
 }
 
 TEST_CASE("the shared expert is computed while rows are under way, forward and backward") {

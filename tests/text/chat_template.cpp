@@ -46,6 +46,8 @@ Conversation conversation_of(const ordered_json& json) {
     result.messages.push_back(chat_value(message));
   }
   if (json.contains("tools")) result.tools = chat_value(json.at("tools"));
+  if (json.contains("chat_template_kwargs"))
+    result.variables = *chat_value(json.at("chat_template_kwargs")).map();
   return result;
 }
 
@@ -96,6 +98,27 @@ std::vector<std::string> turns_of(const ChatTemplate& chat_template, const Conve
 
 std::shared_ptr<const ChatTemplate> family(const std::string& name) {
   return ChatTemplate::load((kFixtures / "templates" / (name + ".jinja")).string());
+}
+
+Conversation conversation_from(const char* json) {
+  return conversation_of(capstan::ordered_json_of(json));
+}
+
+using Texts = std::vector<std::string>;
+constexpr const char* kCall =
+    R"("tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}])";
+const std::string kCalled =
+    "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call><|im_end|>";
+const std::string kNoThought = "<think>\n\n</think>\n\n";
+
+std::string messages(std::initializer_list<std::string> all) {
+  std::string text = R"({"messages": [)";
+  for (const std::string& one : all) text += (text.ends_with('[') ? "" : ", ") + one;
+  return text + "]}";
+}
+std::string says(const char* role, const std::string& content, const std::string& more = {}) {
+  return R"({"role": ")" + std::string(role) + R"(", "content": )" +
+         capstan::dump_json(ordered_json(content)) + (more.empty() ? "" : ", " + more) + "}";
 }
 
 }  // namespace
@@ -255,7 +278,7 @@ TEST_CASE("untrusted templates end within their budget") {
 }
 
 TEST_CASE("known templates load by name and mark what the assistant says") {
-  CHECK(known_templates().size() == 8);
+  CHECK(known_templates().size() == 9);
   const Conversation conversation =
       talk({{"user", "Q1"}, {"assistant", "A1"}, {"user", "Q2"}, {"assistant", "A2"}});
   for (const KnownTemplate& known : known_templates()) {
@@ -263,14 +286,17 @@ TEST_CASE("known templates load by name and mark what the assistant says") {
     const auto chat_template = ChatTemplate::load(std::string(known.name));
     const auto turns = turns_of(*chat_template, conversation);
     REQUIRE(turns.size() == 2);
-    CHECK(turns[0].starts_with("A1"));
-    CHECK(turns[0].size() > 2);  // with the end of the turn
-    CHECK(turns[1].substr(2) == turns[0].substr(2));
+    // The words, before them the channel where the format has channels, and after them the end of the turn.
+    const std::string channel = known.name == "harmony" ? "<|channel|>final<|message|>" : "";
+    CHECK(turns[0].starts_with(channel + "A1"));
+    CHECK(turns[0].size() > channel.size() + 2);
+    const std::string last = known.name == "harmony" ? "<|return|>" : turns[0].substr(2);
+    CHECK(turns[1] == channel + "A2" + last);
     // The turn begins where the generation prompt ends.
     const std::string complete = chat_template->render(conversation, fixture_options(false)).text,
                       prompt = chat_template->render(talk({{"user", "Q1"}}), fixture_options(true)).text;
     CHECK(complete.starts_with(prompt));
-    CHECK(complete.substr(prompt.size()).find("A1") <= 1);
+    CHECK(complete.substr(prompt.size()).find(channel + "A1") <= 1);
   }
   CHECK_THROWS_WITH_AS(ChatTemplate::load("lama3"), doctest::Contains("llama3"), Error);
 }
@@ -285,6 +311,39 @@ TEST_CASE("known templates print what the families' own print") {
       CHECK(ChatTemplate::load(known)->render(conversation, fixture_options(prompt)).text ==
             family(own)->render(conversation, fixture_options(prompt)).text);
     }
+}
+
+TEST_CASE("the known template of gpt-oss prints what the family's own prints") {
+  // The family's has two line breaks after the instructions, which the one of the tests leaves out.
+  const auto own = [](std::string text) {
+    const size_t at = text.find("\n\n<|end|>");
+    return at == std::string::npos ? text : text.erase(at, 2);
+  };
+  const auto conversations = {
+      messages({says("user", "q"), says("assistant", "a")}),
+      messages({says("developer", "Be brief."), says("user", "q"),
+                says("assistant", "a1", R"("thinking": "t1")"), says("user", "q2"),
+                says("assistant", "a2", R"("thinking": "")")}),
+      messages({says("system", "s"), says("user", "q"), says("user", "q2"), says("assistant", "a1"),
+                says("assistant", "a2", R"("thinking": "t2")")}),
+      R"({"chat_template_kwargs": {"reasoning_effort": "low"}, )" + messages({says("user", "q")}).substr(1)};
+  for (const std::string& conversation : conversations)
+    for (const bool prompt : {false, true}) {
+      CAPTURE(conversation);
+      const auto rendered_by = [&](const char* name, const auto& chat_template) {
+        CAPTURE(name);
+        return own(
+            chat_template->render(conversation_from(conversation.c_str()), fixture_options(prompt)).text);
+      };
+      CHECK(rendered_by("known", ChatTemplate::load("harmony")) == rendered_by("own", family("harmony")));
+    }
+  CHECK_THROWS_WITH_AS(ChatTemplate::load("harmony")->render(
+                           conversation_from(messages({says("tool", "x")}).c_str()), fixture_options(false)),
+                       doctest::Contains("not tool"), Error);
+  const std::string raw = messages({says("user", "q"), says("assistant", "<|channel|>final<|message|>a")});
+  for (const auto& chat_template : {ChatTemplate::load("harmony"), family("harmony")})
+    CHECK_THROWS_WITH_AS(chat_template->render(conversation_from(raw.c_str()), fixture_options(false)),
+                         doctest::Contains("goes into `thinking`"), Error);
 }
 
 TEST_CASE("without generation tags a template renders the same text, and marks nothing") {
@@ -335,7 +394,6 @@ TEST_CASE("the assistant's turns are found without marks") {
   const Conversation conversation =
       talk({{"user", "Q1"}, {"assistant", "A1"}, {"user", "A1"}, {"assistant", "  A2  "}});
   const auto turns = [&](const char* name) { return turns_of(*family(name), conversation); };
-  using Texts = std::vector<std::string>;
   CHECK(turns("smollm2") == Texts{"A1<|im_end|>", "  A2  <|im_end|>"});
   CHECK(turns("llama3") == Texts{"A1<|eot_id|>", "A2<|eot_id|>"});
   CHECK(turns("llama2") == Texts{" A1 </s>", " A2 </s>"});
@@ -358,31 +416,6 @@ TEST_CASE("the assistant's turns are found without marks") {
   CHECK_THROWS_WITH_AS(turns_of(*backwards, conversation),
                        doctest::Contains("cannot be separated from the rest"), Error);
 }
-
-namespace {
-
-Conversation conversation_from(const char* json) {
-  return conversation_of(capstan::ordered_json_of(json));
-}
-
-using Texts = std::vector<std::string>;
-constexpr const char* kCall =
-    R"("tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}])";
-const std::string kCalled =
-    "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call><|im_end|>";
-const std::string kNoThought = "<think>\n\n</think>\n\n";
-
-std::string messages(std::initializer_list<std::string> all) {
-  std::string text = R"({"messages": [)";
-  for (const std::string& one : all) text += (text.ends_with('[') ? "" : ", ") + one;
-  return text + "]}";
-}
-std::string says(const char* role, const std::string& content, const std::string& more = {}) {
-  return R"({"role": ")" + std::string(role) + R"(", "content": )" +
-         capstan::dump_json(ordered_json(content)) + (more.empty() ? "" : ", " + more) + "}";
-}
-
-}  // namespace
 
 // The texts are those of Transformers' apply_chat_template; the parts that the model writes are marked by
 // hand.
@@ -487,4 +520,52 @@ TEST_CASE("an assistant that begins the conversation is found after what asks fo
   CHECK_THROWS_WITH_AS(
       turns_of(*bare, conversation_from(messages({first, q}).c_str())),
       doctest::Contains("message 1 cannot be separated from the rest: no message comes before it"), Error);
+}
+
+// Harmony, the format of gpt-oss: each message names its channel, and the last turn of a text alone has its
+// reasoning and ends with <|return|> in place of <|end|>.
+TEST_CASE(
+    "turns of channels are trained with their reasoning, the end that the template gives them, and calls") {
+  const auto turns = [&](std::initializer_list<std::string> all) {
+    return turns_of(*family("harmony"), conversation_from(messages(all).c_str()));
+  };
+  const std::string q = says("user", "q"), more = says("user", "more"), tool = says("tool", "21"),
+                    start = "<|start|>assistant";
+  const auto thinks = [&](const std::string& text) { return R"("thinking": ")" + text + "\""; };
+  const auto analysis = [&](const std::string& text) {
+    return "<|channel|>analysis<|message|>" + text + "<|end|>" + start;
+  };
+  const auto final_text = [&](const std::string& text) { return "<|channel|>final<|message|>" + text; };
+  const std::string call = R"( to=functions.f<|channel|>commentary json<|message|>{"x": 1}<|call|>)";
+
+  CHECK(turns({q, says("assistant", "a")}) == Texts{final_text("a<|return|>")});
+  CHECK(turns({q, says("assistant", "a", thinks("t"))}) == Texts{analysis("t") + final_text("a<|return|>")});
+  CHECK(turns({says("developer", "d"), q, says("assistant", "a1", thinks("t1")), more,
+               says("assistant", "a2", thinks("t2"))}) ==
+        Texts{final_text("a1<|end|>"), analysis("t2") + final_text("a2<|return|>")});
+  CHECK(turns({q, says("assistant", "a1", thinks("t1")), more}) == Texts{final_text("a1<|end|>")});
+  CHECK(turns({q, says("assistant", "a"), says("assistant", "a", thinks("a"))}) ==
+        Texts{final_text("a<|end|>"), analysis("a") + final_text("a<|return|>")});
+  CHECK(turns({says("assistant", "first"), q, says("assistant", "")}) ==
+        Texts{final_text("first<|end|>"), final_text("<|return|>")});
+  CHECK(turns({q, says("assistant", "<|end|>", thinks("<|return|>")), more, says("assistant", "a<|end|>")}) ==
+        Texts{final_text("<|end|><|end|>"), final_text("a<|end|><|return|>")});
+
+  // The answer of a tool begins with the name in the call, which the model does not write there.
+  const std::string calls = std::string(kCall) + ", " + thinks("t");
+  CHECK(turns({q, says("assistant", "", calls)}) == Texts{analysis("t") + call});
+  CHECK(turns({q, says("assistant", "", calls), tool}) == Texts{analysis("t") + call});
+  CHECK(turns({q, says("assistant", "", calls), tool, says("assistant", "a", thinks("t2"))}) ==
+        Texts{call, analysis("t2") + final_text("a<|return|>")});
+  CHECK(turns({q, says("assistant", "", calls), tool, says("assistant", "wait", kCall), tool,
+               says("assistant", "a1", thinks("t1")), more, says("assistant", "a2", thinks("t2"))}) ==
+        Texts{call, call, final_text("a1<|end|>"), analysis("t2") + final_text("a2<|return|>")});
+  CHECK(turns({q, says("assistant", "", calls), R"({"role": "tool", "content": {"hour": 9}})",
+               says("assistant", "a", thinks("t2"))}) ==
+        Texts{call, analysis("t2") + final_text("a<|return|>")});
+  CHECK(turns_of(
+            *family("harmony"),
+            conversation_from(
+                messages({q, says("assistant", "a1"), more, says("assistant", "a2", thinks("t2"))}).c_str()),
+            true) == Texts{analysis("t2") + final_text("a2<|return|>")});
 }

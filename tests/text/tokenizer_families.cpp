@@ -22,7 +22,7 @@ const char* const kFamilies[] = {"llama2",           "mistral",      "gemma",
                                  "roberta",          "qwen2",        "llama3",
                                  "byte_level_lower", "llama2_added", "some_bytes_added",
                                  "t5_added",         "bert_added",   "subwords_added",
-                                 "byte_level_added", "qwen2_added"};
+                                 "byte_level_added", "qwen2_added",  "gpt_oss"};
 const char* const kModels[] = {"spm_bpe", "spm_bpe_unknown", "spm_unigram", "spm_unigram_bytes"};
 
 std::vector<std::string> all_samples() {

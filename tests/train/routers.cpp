@@ -102,6 +102,76 @@ TEST_CASE("loads and losses of the routers are those of all tokens of the step, 
   }
 }
 
+// As many choices as an expert has beyond its capacity, in the tokens of each rank and micro-batch.
+TEST_CASE("the choices that a step dropped are those beyond the capacity of experts") {
+  config::Config capacity = router_config();
+  capacity.model.moe_expert_capacity_factor = 0.7;
+  std::vector<config::Config> configs(2, capacity);
+  configs[1].model.moe_pad_expert_input_to_capacity = true;
+  if (const int size = world().size(); size > 1) {
+    configs.resize(5, capacity);
+    configs[2].dist.tensor_model_parallel_size = 2, configs[2].dist.sequence_parallel = true;
+    configs[2].dist.data_parallel_size = size / 2;
+    configs[3].dist.context_parallel_size = 2, configs[3].dist.data_parallel_size = size / 2;
+    configs[4].dist.expert_model_parallel_size = 2, configs[4].dist.expert_data_parallel_size = size / 2;
+  }
+  for (const config::Config& config : configs) {
+    CAPTURE(&config - configs.data());
+    Running r(config);
+    Logits logits;
+    r.runner.observe(&logits);
+    const StepResult result = r.step();
+    r.runner.observe(nullptr);
+    for (const RouterResult& router : result.routers) {
+      CAPTURE(router.layer);
+      std::vector<double> dropped{0};
+      for (const std::vector<float>& of_rank : logits.of_layer.at(router.layer)) {
+        const double equal_load = static_cast<double>(of_rank.size() / kExperts * kChoices) / kExperts;
+        const std::vector<double> sums = sums_of({of_rank});
+        for (size_t e = 0; e < kExperts; ++e)
+          dropped[0] += std::max(0.0, sums[e] - std::ceil(equal_load * 0.7));
+      }
+      comm::all_reduce(world().communicator(), dropped, comm::ReduceOp::sum);
+      CHECK(dropped[0] > 0);
+      CHECK(router.choices == static_cast<double>(8 * config.model.seq_length * kChoices));
+      REQUIRE(router.dropped);
+      CHECK(*router.dropped == dropped[0]);
+    }
+  }
+  CHECK_FALSE(Running(router_config()).step().routers[0].dropped);
+}
+
+// Ranks of experts that are sharded in width drop from the tokens of all of them, which are those of one rank
+// without tensor parallelism.
+TEST_CASE("layouts that dispatch the same tokens together drop the same choices") {
+  const int size = world().size();
+  if (size == 1) return;
+  config::Config single = router_config();
+  single.model.moe_expert_capacity_factor = 0.7;
+  const std::vector<RouterResult> expected = Running(single).step().routers;
+  std::vector<config::Config> configs(4, single);
+  configs[0].dist.expert_model_parallel_size = 2, configs[0].dist.expert_data_parallel_size = size / 2;
+  for (config::Config* pipeline : {&configs[1], &configs[2]}) {
+    pipeline->dist.pipeline_model_parallel_size = 2;
+    pipeline->dist.data_parallel_size = pipeline->dist.expert_data_parallel_size = size / 2;
+  }
+  configs[2].model.recompute_granularity = config::RecomputeGranularity::full;
+  configs[2].model.recompute_num_layers = 1;
+  configs[3].dist.tensor_model_parallel_size = 2, configs[3].dist.expert_tensor_parallel_size = 2;
+  configs[3].dist.sequence_parallel = true;
+  configs[3].dist.data_parallel_size = configs[3].dist.expert_data_parallel_size = size / 2;
+  for (const config::Config& config : configs) {
+    CAPTURE(&config - configs.data());
+    const std::vector<RouterResult> routers = Running(config).step().routers;
+    REQUIRE(routers.size() == expected.size());
+    for (size_t i = 0; i < routers.size(); ++i) {
+      CHECK(routers[i].choices == expected[i].choices);
+      CHECK(*expected[i].dropped > 0);
+      CHECK(routers[i].dropped == expected[i].dropped);
+    }
+  }
+}
+
 TEST_CASE("every layout reports the same loads and losses of the routers") {
   const int size = world().size();
   if (size == 1) return;
@@ -214,6 +284,7 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
       config::OneOrMore(std::vector{RouterBalancing::aux_loss, RouterBalancing::seq_aux_loss});
   config.model.moe_aux_loss_coeff = config::OneOrMore(std::vector{kBalance, 5 * kBalance});
   config.train.train_iters = kSteps;
+  config.model.moe_expert_capacity_factor = 0.7;
   config.logger.log_interval = 1;
   config.validation.eval_interval.reset();
   const test::SharedDirectory root;
@@ -235,7 +306,7 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
     REQUIRE(step < steps.size());
     const StepResult& result = steps[step++];
     CHECK(row["loss"].get<double>() == result.loss);
-    double balance = 0, z = 0, highest = 0, parts[2] = {};
+    double balance = 0, z = 0, highest = 0, parts[2] = {}, choices = 0, dropped = 0;
     for (const RouterResult& router : result.routers) {
       balance += router.balance_loss, z += router.z_loss;
       REQUIRE(router.balance_losses.size() == 2);
@@ -243,7 +314,12 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
       for (const double load : router.load) highest = std::max(highest, load * kExperts);
       CHECK(row["expert_load_layer_" + std::to_string(router.layer)].get<std::vector<double>>() ==
             router.load);
+      choices += router.choices, dropped += router.dropped.value();
+      CHECK(row["expert_dropped_layer_" + std::to_string(router.layer)].get<double>() ==
+            *router.dropped / router.choices);
     }
+    CHECK(row["expert_dropped"].get<double>() == dropped / choices);
+    CHECK(dropped > 0);
     CHECK(row["balance_loss"].get<double>() == balance);
     CHECK(row["aux_loss"].get<double>() == parts[0]);
     CHECK(row["seq_aux_loss"].get<double>() == parts[1]);
@@ -260,6 +336,7 @@ TEST_CASE("metrics.jsonl has the loads of every layer, the highest one, and the 
     const std::string layer = "_layer_" + std::to_string(router.layer);
     CHECK(events.find("train/expert_max_load" + layer) != std::string::npos);
     CHECK(events.find("train/expert_load" + layer) != std::string::npos);
+    CHECK(events.find("train/expert_dropped" + layer) != std::string::npos);
     for (int64_t expert = 0; expert < kExperts; ++expert)
       CHECK(events.find("experts/load" + layer + "_expert_" + std::to_string(expert)) != std::string::npos);
   }

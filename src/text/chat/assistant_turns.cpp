@@ -26,6 +26,13 @@ size_t common_back(std::string_view a, std::string_view b) {
   return count;
 }
 
+size_t count_of(std::string_view part, std::string_view text) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + part.size()))
+    ++count;
+  return count;
+}
+
 constexpr size_t kMaxTurns = 1000;
 
 // A message with one text replaced; the rendering shows the field where it differs.
@@ -66,10 +73,12 @@ std::vector<Variant> variants_of(const Value& message) {
   std::vector<Variant> variants;
   if (!message.map()) return variants;
   const Map& map = *message.map();
-  // The content is located even when it is empty or missing.
-  const std::string* content = text_at(message, "content");
-  const std::string mark = mark_for(content ? *content : "");
-  variants.push_back({with(map, "content", mark), mark});
+  // The content is located even when it is empty or missing; a dict, which a tool may answer, is printed
+  // otherwise than a text.
+  if (const Value* content = map.find("content"); !content || !content->map()) {
+    const std::string mark = mark_for(content && content->text() ? *content->text() : "");
+    variants.push_back({with(map, "content", mark), mark});
+  }
   for (const auto& [key, value] : map.items()) {
     if (key == "role" || key == "content" || !value.text() || value.text()->empty()) continue;
     const std::string other = mark_for(*value.text());
@@ -97,7 +106,7 @@ class Finder {
   AssistantTurn turn(size_t message) {
     message_ = message;
     AssistantTurn result{message, begin(), 0};
-    result.end = end(result.begin);
+    result.end = end();
     if (result.begin < previous_end_ || result.end < result.begin) lost();
     without_blanks(result);
     previous_end_ = result.end;
@@ -108,6 +117,7 @@ class Finder {
   Conversation first(size_t messages) const {
     Conversation part;
     part.tools = conversation_.tools;
+    part.variables = conversation_.variables;
     part.messages.assign(conversation_.messages.begin(),
                          conversation_.messages.begin() + static_cast<std::ptrdiff_t>(messages));
     return part;
@@ -128,39 +138,64 @@ class Finder {
     }
   }
 
-  struct Bounds {
+  struct LocatedText {
     size_t begin, end;
+    // What the other rendering has in place of [begin, end).
+    std::string changed;
   };
   // The range of `text`, the rendering of `part`, that changes when a message is replaced; nullopt where
   // nothing changes.
-  std::optional<Bounds> locate_in(std::string_view text, Conversation part, bool prompt, size_t message,
-                                  const Variant& variant) const {
+  std::optional<LocatedText> locate_in(std::string_view text, Conversation part, bool prompt, size_t message,
+                                       const Variant& variant) const {
     part.messages[message] = variant.message;
     const auto changed = try_render(part, prompt);
     if (!changed || *changed == text) return std::nullopt;
     const size_t front = common_front(text, *changed);
     const size_t back = std::min(common_back(text, *changed), std::min(text.size(), changed->size()) - front);
     // Blanks that come with a text where there was none may stand on either side of it.
-    const std::string_view region(changed->data() + front, changed->size() - back - front);
+    std::string region = changed->substr(front, changed->size() - back - front);
     if (!strip_back(region).ends_with(variant.mark)) lost();
-    return Bounds{front, text.size() - back};
+    return LocatedText{front, text.size() - back, std::move(region)};
   }
   struct LocatedVariant {
     // Replaces the last text of the message that the template shows.
     Variant variant;
-    // The range from the first such text to the last.
-    Bounds bounds;
+    LocatedText text;
+    // Where the first text of the message begins.
+    size_t begin;
   };
   std::optional<LocatedVariant> locate_in_full(size_t message) const {
     std::optional<LocatedVariant> found;
     for (Variant& variant : variants_of(conversation_.messages[message])) {
-      const auto bounds = locate_in(full_, conversation_, false, message, variant);
-      if (!bounds) continue;
-      const size_t begin = found ? std::min(found->bounds.begin, bounds->begin) : bounds->begin;
-      if (!found || bounds->end >= found->bounds.end) found = LocatedVariant{std::move(variant), *bounds};
-      found->bounds.begin = begin;
+      auto text = locate_in(full_, conversation_, false, message, variant);
+      if (!text) continue;
+      const size_t begin = found ? std::min(found->begin, text->begin) : text->begin;
+      if (!found || text->end >= found->text.end)
+        found = LocatedVariant{std::move(variant), std::move(*text), begin};
+      found->begin = begin;
     }
     return found;
+  }
+
+  struct TextEnds {
+    size_t in_full, in_part;
+  };
+  // Where the last text of a message ends in the full text and in `text`, the rendering of `part`. Messages
+  // after `part` may show the text again: the answer of a tool begins with the name in the call.
+  std::optional<TextEnds> text_ends(const LocatedVariant& shown, std::string_view text,
+                                    const Conversation& part, bool prompt, size_t message) const {
+    const auto in_part = locate_in(text, part, prompt, message, shown.variant);
+    if (!in_part) return std::nullopt;
+    const LocatedText& in_full = shown.text;
+    const std::string& mark = shown.variant.mark;
+    const size_t own = count_of(mark, in_part->changed), all = count_of(mark, in_full.changed);
+    if (own >= all) return TextEnds{in_full.end, in_part->end};
+    const size_t range = in_full.end - in_full.begin, between = in_full.changed.size() - all * mark.size();
+    if (range < between || (range - between) % all != 0) lost();
+    const size_t bytes = (range - between) / all;
+    size_t end = 0;
+    for (size_t i = 0; i < own; ++i) end = in_full.changed.find(mark, end) + mark.size();
+    return TextEnds{in_full.begin + end - own * mark.size() + own * bytes, in_part->end};
   }
 
   size_t begin() const {
@@ -176,14 +211,13 @@ class Finder {
     for (size_t earlier = message_; earlier-- > 0;) {
       const auto shown = locate_in_full(earlier);
       if (!shown) continue;
-      from = shown->bounds.end;
-      const auto in_part =
-          before ? locate_in(*before, part, true, earlier, shown->variant) : std::optional<Bounds>();
-      if (!in_part) break;
-      const std::string_view opening = std::string_view(*before).substr(in_part->end);
+      from = shown->text.end;
+      const auto ends = before ? text_ends(*shown, *before, part, true, earlier) : std::optional<TextEnds>();
+      if (!ends) break;
+      from = ends->in_full;
+      const std::string_view opening = std::string_view(*before).substr(ends->in_part);
       const auto own = locate_in_full(message_);
-      if (!own || !full_.substr(from).starts_with(opening) || own->bounds.begin < from + opening.size())
-        break;
+      if (!own || !full_.substr(from).starts_with(opening) || own->begin < from + opening.size()) break;
       return from + opening.size();
     }
     const auto found = after_prompt(from);
@@ -191,8 +225,9 @@ class Finder {
     return *found;
   }
 
-  // The end of the generation prompt that the template renders for a question, searched from `from` on.
-  std::optional<size_t> after_prompt(size_t from) const {
+  // The generation prompt that the template renders for a question after the preceding messages; empty if it
+  // renders none.
+  std::string question_prompt() const {
     Conversation part = first(message_);
     if (message_ == 0 || is_assistant(part.messages.back())) {
       Map question;
@@ -201,36 +236,53 @@ class Finder {
       part.messages.push_back(*Value::map(std::move(question)));
     }
     const auto asked = try_render(part, true), unasked = try_render(part, false);
-    const auto own = locate_in_full(message_);
-    if (!asked || !unasked || !own || own->bounds.begin < from) return std::nullopt;
-    const std::string_view prompt = std::string_view(*asked).substr(common_front(*asked, *unasked));
-    const size_t at = full_.substr(from, own->bounds.begin - from).rfind(prompt);
-    if (prompt.empty() || at == std::string_view::npos) return std::nullopt;
-    return from + at + prompt.size();
+    return asked && unasked ? asked->substr(common_front(*asked, *unasked)) : "";
   }
 
-  size_t end(size_t begin) const {
+  // The end of the generation prompt, searched from `from` on.
+  std::optional<size_t> after_prompt(size_t from) const {
+    const std::string prompt = question_prompt();
+    const auto own = locate_in_full(message_);
+    if (prompt.empty() || !own || own->begin < from) return std::nullopt;
+    const size_t at = full_.substr(from, own->begin - from).rfind(prompt);
+    return at == std::string_view::npos ? std::nullopt : std::optional(from + at + prompt.size());
+  }
+
+  size_t end() const {
     const auto up_to = try_render(first(message_ + 1), false);
     if (!up_to) lost();
-    if (*up_to == full_) return end_of_last(begin);
-    if (full_.starts_with(*up_to)) return up_to->size();
-    return end_by_location(*up_to);
+    const bool last = *up_to == full_;
+    if (!last && full_.starts_with(*up_to)) return up_to->size();
+    const auto prompted = try_render(first(message_ + 1), true);
+    if (last && (!prompted || prompted->starts_with(full_))) return full_.size();
+    if (const auto found = prompted ? end_before_prompt(*prompted) : std::nullopt) return *found;
+    return last ? full_.size() : end_by_location(*up_to);
   }
 
-  // The text that also follows other turns; the end of the complete text does not.
-  size_t end_of_last(size_t begin) const {
-    const size_t end = boundary_(common_front(full_, render(first(message_ + 1), true)));
-    return end > begin ? end : full_.size();
+  // The end of the turn if the text between it and the generation prompt of `prompted`, the messages up to
+  // and including it, also follows it in the full text. Some templates end the last turn of a text
+  // otherwise: gpt-oss with <|return|> in place of <|end|>, Phi-3 with <|endoftext|> after <|end|>.
+  std::optional<size_t> end_before_prompt(std::string_view prompted) const {
+    const auto shown = locate_in_full(message_);
+    const auto ends =
+        shown ? text_ends(*shown, prompted, first(message_ + 1), true, message_) : std::optional<TextEnds>();
+    if (!ends) return std::nullopt;
+    std::string_view ending = prompted.substr(ends->in_part);
+    const std::string prompt = question_prompt();
+    if (ending.ends_with(prompt)) ending.remove_suffix(prompt.size());
+    if (!full_.substr(ends->in_full).starts_with(ending)) return std::nullopt;
+    return std::max(ends->in_full, boundary_(ends->in_full + ending.size()));
   }
 
+  // The end of the turn with the part of the ending of `up_to`, the messages up to and including it, that the
+  // full text also has there.
   size_t end_by_location(std::string_view up_to) const {
     const auto shown = locate_in_full(message_);
     if (!shown) lost();
-    const auto in_part = locate_in(up_to, first(message_ + 1), false, message_, shown->variant);
-    if (!in_part) lost();
-    const size_t in_full = shown->bounds.end;
-    const size_t end = in_full + common_front(up_to.substr(in_part->end), full_.substr(in_full));
-    return std::max(in_full, boundary_(end));
+    const auto ends = text_ends(*shown, up_to, first(message_ + 1), false, message_);
+    if (!ends) lost();
+    const size_t end = ends->in_full + common_front(up_to.substr(ends->in_part), full_.substr(ends->in_full));
+    return std::max(ends->in_full, boundary_(end));
   }
 
   void without_blanks(AssistantTurn& turn) const {
@@ -242,7 +294,7 @@ class Finder {
     if (!words.empty() && bare.ends_with(words)) {
       // An answer `>` has the same last character as an end token.
       const auto shown = locate_in_full(turn.message);
-      if (shown && shown->bounds.end >= turn.begin + bare.size()) return;
+      if (shown && shown->text.end >= turn.begin + bare.size()) return;
     }
     turn.end = turn.begin + bare.size();
   }

@@ -56,7 +56,8 @@ const std::string& ChatTemplate::text() const {
 Rendered ChatTemplate::render(const Conversation& conversation, const RenderOptions& options) const {
   Interpreter interpreter(program_->source, options.limits, options.now);
   Frame names;
-  for (const auto& item : options.variables.items()) names.names[item.first] = item.second;
+  for (const Map* variables : {&options.variables, &conversation.variables})
+    for (const auto& [name, value] : variables->items()) names.names[name] = value;
   names.names["messages"] = interpreter.runtime().list(conversation.messages);
   names.names["tools"] = conversation.tools;
   names.names["documents"] = None{};

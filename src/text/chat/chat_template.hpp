@@ -27,6 +27,8 @@ struct Conversation {
   List messages;
   // A list of tool schemas, or None.
   Value tools = None{};
+  // Further variables of the template for this conversation, such as reasoning_effort of gpt-oss.
+  Map variables;
 };
 
 struct RenderOptions {

@@ -344,6 +344,8 @@ const Named<Filter> kFilters[] = {
      [](Runtime& r, const Value& v, const Arguments& given) {
        return rounded(r, v, r.bind("round", given, {"precision", "method"}));
      }},
+    // Marks a text as HTML; without autoescape that does not change the output.
+    {"safe", on_text<[](std::string text) { return text; }>},
     {"select",
      [](Runtime& r, const Value& v, const Arguments& given) { return chosen(r, v, given, false, true); }},
     {"selectattr",

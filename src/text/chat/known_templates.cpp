@@ -57,6 +57,33 @@ constexpr KnownTemplate kKnown[] = {
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %})"},
+    {"harmony",
+     R"({{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n' }}
+{{- 'Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\n' }}
+{{- 'Reasoning: ' + reasoning_effort | default('medium') + '\n\n' }}
+{{- '# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>' }}
+{%- for message in messages %}
+{%- if message.role in ['system', 'developer'] and loop.first %}
+{{- '<|start|>developer<|message|># Instructions\n\n' + message.content + '\n\n<|end|>' }}
+{%- elif message.role == 'user' %}
+{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+{%- elif message.role == 'assistant' %}
+{%- if '<|channel|>' in message.content %}
+{{- raise_exception('the content of a message has no channels: reasoning goes into `thinking`') }}
+{%- endif %}
+{{- '<|start|>assistant' }}
+{%- generation %}
+{%- set last = loop.last and not add_generation_prompt %}
+{%- if last and message.thinking is defined %}
+{{- '<|channel|>analysis<|message|>' + message.thinking + '<|end|><|start|>assistant' }}
+{%- endif %}
+{{- '<|channel|>final<|message|>' + message.content + ('<|return|>' if last else '<|end|>') }}
+{%- endgeneration %}
+{%- else %}
+{{- raise_exception('the harmony template knows a first system or developer, user and assistant, not ' ~ message.role) }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %})"},
     {"llama2", R"({%- if messages[0].role == 'system' %}
 {%- set turns = messages[1:] %}{% set system = '<<SYS>>\n' + messages[0].content + '\n<</SYS>>\n\n' %}
 {%- else %}

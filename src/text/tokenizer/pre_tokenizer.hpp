@@ -75,6 +75,6 @@ class PreTokenizer {
 // Finds the scanner of a regular expression by comparing its text. Returns false if there is none, so that
 // the expression needs a Pattern.
 bool known_pattern(std::string_view regex, PreTokenizerStep::Kind& kind);
-extern const std::string_view kGpt2Pattern, kLlama3Pattern, kQwen2Pattern;
+extern const std::string_view kGpt2Pattern, kLlama3Pattern, kQwen2Pattern, kO200kPattern;
 
 }  // namespace capstan::text

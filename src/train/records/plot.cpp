@@ -34,6 +34,7 @@ constexpr std::array kCharts{
     Chart{"tokens_per_second", "Tokens per second", 1, false, true, false},
     Chart{"mfu", "MFU, % of measured GEMM", 100, false, true, false},
     Chart{"expert_load", "Load of the busiest expert of each layer (1: balanced)", 1, false, true, false},
+    Chart{"expert_dropped", "Choices of experts that were dropped, %", 100, false, true, false},
     Chart{"balance_loss", "Load-balancing loss of the routers", 1, false, true, false},
     Chart{"z_loss", "z-loss of the routers", 1, true, true, false},
     Chart{"memory_bytes", "Memory, MiB", 1.0 / (1 << 20), false, false, false},
@@ -48,6 +49,14 @@ void add_expert_loads(const ReadRow& row, double step, std::map<std::string, std
     if (name.starts_with(prefix) && !load.empty())
       curves["expert_load layer " + name.substr(prefix.size())].push_back(
           {step, *std::max_element(load.begin(), load.end()) * static_cast<double>(load.size())});
+}
+
+// The curves of the choices of experts that were dropped, by layer, in percent.
+void add_dropped(const ReadRow& row, double step, std::map<std::string, std::vector<Point>>& curves) {
+  constexpr std::string_view prefix = "expert_dropped_layer_";
+  for (const auto& [name, dropped] : row.numbers)
+    if (name.starts_with(prefix))
+      curves["expert_dropped layer " + name.substr(prefix.size())].push_back({step, 100 * dropped});
 }
 
 // The curves of the losses of multi-token prediction, by depth, and of each of several load-balancing losses.
@@ -81,6 +90,7 @@ std::string run_json(const std::filesystem::path& path, size_t most, size_t most
       }
       experts.add(row);
       add_expert_loads(row, x, curves);
+      add_dropped(row, x, curves);
       add_parts_of_losses(row, x, curves);
     });
   const OrderedJson object = {{"name", path.string()},

@@ -38,21 +38,30 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
   return text;
 }
 
-// The greatest load of all layers, and sums over the layers of the losses: plain means over the
-// micro-batches, whereas training weights each micro-batch with its loss tokens.
+double dropped_fraction(double dropped, double choices) {
+  return choices > 0 ? dropped / choices : 0;
+}
+
+// The greatest load of all layers, the fraction of dropped choices, and sums over the layers of the losses:
+// plain means over the micro-batches, whereas training weights each micro-batch with its loss tokens.
 struct RouterSummary {
   double max_load = 0;
+  // nullopt: experts have no capacity.
+  std::optional<double> dropped;
   // By the names in metrics.jsonl; those that are 0 are left out.
   std::vector<std::pair<std::string, double>> losses;
   explicit RouterSummary(const StepResult& result) {
     std::map<config::RouterBalancing, double> balance_losses;
-    double balance_loss = 0, z_loss = 0;
+    double balance_loss = 0, z_loss = 0, choices = 0;
     for (const RouterResult& router : result.routers) {
+      choices += router.choices;
+      if (router.dropped) dropped = dropped.value_or(0) + *router.dropped;
       max_load = std::max(max_load, router.max_load());
       for (const auto& [type, loss] : router.balance_losses) balance_losses[type] += loss;
       balance_loss += router.balance_loss;
       z_loss += router.z_loss;
     }
+    if (dropped) dropped = dropped_fraction(*dropped, choices);
     const auto add = [&](std::string_view name, double loss) {
       if (loss != 0) losses.emplace_back(name, loss);
     };
@@ -67,9 +76,14 @@ void add_routers(records::MetricsRow& row, const StepResult& result) {
   if (result.routers.empty()) return;
   const RouterSummary summary(result);
   row.number("expert_max_load", summary.max_load);
+  if (summary.dropped) row.number("expert_dropped", *summary.dropped);
   for (const auto& [name, loss] : summary.losses) row.number(name, loss);
-  for (const RouterResult& router : result.routers)
-    row.numbers("expert_load_layer_" + std::to_string(router.layer), router.load);
+  for (const RouterResult& router : result.routers) {
+    const std::string layer = "_layer_" + std::to_string(router.layer);
+    row.numbers("expert_load" + layer, router.load);
+    if (router.dropped)
+      row.number("expert_dropped" + layer, dropped_fraction(*router.dropped, router.choices));
+  }
 }
 
 // The loads of each layer as a histogram, and where layers times experts are few also a scalar for each
@@ -80,11 +94,14 @@ void add_router_events(std::vector<records::Scalar>& scalars, std::vector<record
   if (result.routers.empty()) return;
   const RouterSummary summary(result);
   scalars.push_back({"train/expert_max_load", summary.max_load});
+  if (summary.dropped) scalars.push_back({"train/expert_dropped", *summary.dropped});
   const size_t experts = result.routers[0].load.size();
   const bool few = result.routers.size() * experts <= kFewExperts;
   for (const RouterResult& router : result.routers) {
     const std::string layer = "_layer_" + std::to_string(router.layer);
     scalars.push_back({"train/expert_max_load" + layer, router.max_load()});
+    if (router.dropped)
+      scalars.push_back({"train/expert_dropped" + layer, dropped_fraction(*router.dropped, router.choices)});
     records::Histogram& loads =
         histograms.emplace_back(records::Histogram{"train/expert_load" + layer, router.load});
     for (size_t expert = 0; expert < experts; ++expert) {
@@ -254,13 +271,15 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
   const TrainState& state = runner_.state();
   // Mean number of samples of a step since the last row.
   const double samples = static_cast<double>(log_seconds_.samples) / static_cast<double>(log_seconds_.steps);
+  const double dropped = RouterSummary(result).dropped.value_or(0);
   return "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
          fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +
          (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
          (result.num_zeros ? " | zeros " + std::to_string(*result.num_zeros) : "") + " | lr " +
          significant(result.learning_rate, 3) +
          (batch_ramp_.grows() ? " | batch " + std::to_string(result.global_batch_size) : "") +
-         (result.loss_scale ? " | loss scale " + to_text(*result.loss_scale) : "") + " | " +
+         (result.loss_scale ? " | loss scale " + to_text(*result.loss_scale) : "") +
+         (dropped > 0 ? " | dropped " + significant(100 * dropped, 2) + "%" : "") + " | " +
          human_count(speed.tokens_per_second) + " tok/s" +
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
          human_bytes(static_cast<double>(memory().total())) + " | " +

@@ -130,13 +130,15 @@ std::vector<RouterResult> StepRunner::router_results() const {
     result.layer = layer;
     result.load.assign(value, value + *config_.model.num_moe_experts);
     value += *config_.model.num_moe_experts;
-    const double sum = std::accumulate(result.load.begin(), result.load.end(), 0.0);
-    for (double& load : result.load) load = sum > 0 ? load / sum : 0;
+    result.choices = std::accumulate(result.load.begin(), result.load.end(), 0.0);
+    for (double& load : result.load) load = result.choices > 0 ? load / result.choices : 0;
     for (const config::BalanceLoss& loss : losses) {
       result.balance_losses.emplace_back(loss.type, *value++ / batches);
       result.balance_loss += result.balance_losses.back().second;
     }
     result.z_loss = *value++ / batches;
+    if (config_.model.moe_expert_capacity_factor) result.dropped = *value;
+    ++value;
   }
   return results;
 }

@@ -30,6 +30,10 @@ namespace capstan::train {
 // Statistics of one layer's router in a step.
 struct RouterResult {
   int64_t layer = 0;
+  // How often tokens chose an expert, and how many of these choices were dropped; nullopt: experts have no
+  // capacity.
+  double choices = 0;
+  std::optional<double> dropped;
   // The fraction of the choices that fell on each expert.
   std::vector<double> load;
   // Means over the micro-batches, times their coefficients; balance_loss: their sum.
