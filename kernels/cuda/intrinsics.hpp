@@ -55,6 +55,12 @@ class Shared {
   T* data_;
 };
 
+// An index or a size as a smaller type, into which it fits; the simulation checks that.
+template <class To>
+__host__ __device__ To narrow(int64_t value) {
+  return static_cast<To>(value);
+}
+
 // ---- threads and blocks
 
 __device__ inline int thread_index() {
@@ -384,8 +390,8 @@ struct Grid {
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (grid.blocks <= 0) return;
-  cudaError_t status = cudaSuccess;
-  if (raises_shared_limit(grid.shared_bytes))
+  cudaError_t status = grid.blocks <= INT32_MAX ? cudaSuccess : cudaErrorInvalidConfiguration;
+  if (status == cudaSuccess && raises_shared_limit(grid.shared_bytes))
     status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(grid.shared_bytes));

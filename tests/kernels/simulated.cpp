@@ -319,8 +319,14 @@ TEST_CASE("simulated kernels: what a GPU does not run") {
               "has 49153 bytes, and a launch with 16384 of them allows 49152");
   check_named(defects({1, 32}, unaligned_vector, in.data(), nullptr), kAtVector,
               "a vector of 16 bytes is not aligned to its size");
-  CHECK_THROWS_AS(launch(LaunchContext{}, {1, 48}, write_past_the_end, nullptr), Error);
-  CHECK_THROWS_AS(launch(LaunchContext{}, {1, 2048}, write_past_the_end, nullptr), Error);
+  // Named at the launch.
+  const auto check_grid = [](const Grid& grid, const std::string& what) {
+    check_named(defects(grid, write_past_the_end, nullptr), grid.at.line, what);
+  };
+  check_grid({1, 48}, "a block has 48 threads, and a GPU runs complete warps of 32, 1024 threads at most");
+  check_grid({1, 2048}, "a block has 2048 threads, ");
+  check_grid({int64_t{1} << 31, 32}, "a launch has 2147483648 blocks, and a GPU runs 2147483647 at most");
+  check_grid({1, 32, kernels::kMaxSharedBytes + 1}, "a launch has 232449 bytes of shared memory for each ");
   CHECK_NOTHROW(launch(LaunchContext{}, {0, 32}, write_past_the_end, nullptr));
 }
 
@@ -398,7 +404,7 @@ TEST_CASE("simulated kernels: norms of wide rows fit into the shared memory of e
   const auto expected = results(kernels::kMaxSharedBytes);
   // sm_86, sm_89 and sm_120.
   CHECK(results(size_t{99} << 10) == expected);
-  check_named(defects({1, 32, size_t{100} << 10}, both_shared_memories<32>, nullptr), kAtLaunchArray,
+  check_named(defects({1, 32, size_t{99} << 10}, both_shared_memories<32>, nullptr), kAtLaunchArray,
               "and a GPU allows 101376");
   set_most_shared_bytes(kernels::kMaxSharedBytes);
 }

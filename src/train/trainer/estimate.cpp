@@ -85,20 +85,20 @@ int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
 // them in the same order, without memory.
 class MetaTrainer {
  public:
-  MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport)
+  MetaTrainer(const config::Config& config, Device& device, int64_t rank, Transport transport)
       : config_(config),
-        device_(make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks)),
+        device_(device),
         mesh_(mesh_sizes(config, config.dist.world_size), rank),
         model_((connect_meta(mesh_, transport), models::build(config.model, model_shard(config, mesh_)))),
-        store_(*device_, model_->parameters(), store_groups(mesh_),
+        store_(device_, model_->parameters(), store_groups(mesh_),
                store_options(config, static_cast<int>(rank))),
-        optimizer_(make_optimizer(config, *device_, store_)),
+        optimizer_(make_optimizer(config, device_, store_)),
         saved_(state_tensors(store_, config.checkpoint.save_optim ? optimizer_.get() : nullptr)),
         snapshot_(config.checkpoint.async_save && config.checkpoint.save_interval
-                      ? snapshot_buffers(*device_, saved_)
+                      ? snapshot_buffers(device_, saved_)
                       : std::vector<PinnedBuffer>()),
-        runner_(config, mesh_, *device_, *model_, store_),
-        totals_(mesh_, *device_, store_, *optimizer_, runner_.router_values(),
+        runner_(config, mesh_, device_, *model_, store_),
+        totals_(mesh_, device_, store_, *optimizer_, runner_.router_values(),
                 config.model.mtp_num_layers.value_or(0)),
         expert_biases_(config, *model_, store_),
         micro_batches_(micro_batches_of(config, mesh_)) {
@@ -109,14 +109,13 @@ class MetaTrainer {
     runner_.allocate_losses_of(micro_batches_);
   }
 
-  const Device& device() const { return *device_; }
   int64_t state_file_bytes() const { return store_.state_file() ? store_.state_file()->bytes() : 0; }
   // Number of micro-batches of a step.
   int64_t micro_batches() const { return micro_batches_; }
 
   // A step of `count` micro-batches; `observer` may be null.
   StepCounts step(int64_t count, TapeObserver* observer) {
-    const StepCounts before = counts_of(*device_, mesh_);
+    const StepCounts before = counts_of(device_, mesh_);
     store_.zero_gradients();
     StepTimers timers;
     const auto losses =
@@ -130,7 +129,7 @@ class MetaTrainer {
     expert_biases_.update(totals_.router_sums(), totals_.control());
     store_.after_update(totals_.control());
     if (config_.logger.log_params_norm) totals_.sum_parameters();
-    return counts_of(*device_, mesh_) - before;
+    return counts_of(device_, mesh_) - before;
   }
 
   // Bytes that the host reads at the end of a step.
@@ -151,7 +150,7 @@ class MetaTrainer {
     runner_.reserve_uploads(source_of(rows)(0), evaluated, false);
   }
   // The synchronous save at the end of every run.
-  void save() { state_reader(*device_, saved_); }
+  void save() { state_reader(device_, saved_); }
 
  private:
   bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
@@ -163,7 +162,7 @@ class MetaTrainer {
   }
 
   const config::Config& config_;
-  const std::unique_ptr<Device> device_;
+  Device& device_;
   comm::Mesh mesh_;
   const std::unique_ptr<models::Model> model_;
   parallel::FlatStore store_;
@@ -192,7 +191,9 @@ MemoryUse with_resident_data(MemoryUse use, int64_t bytes) {
 StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t resident_data,
                            std::optional<Transport> transport) {
   if (!transport) transport = planned_transport(config);
-  MetaTrainer trainer(config, rank, local_ranks, *transport);
+  const auto device =
+      make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
+  MetaTrainer trainer(config, *device, rank, *transport);
   const int64_t all = trainer.micro_batches();
   const int64_t fewer = micro_batches_to_estimate(pipeline_shape(config, all));
   const int64_t more = std::min(all, 4 * fewer);
@@ -205,8 +206,8 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   StepEstimate estimate;
   estimate.transport = *transport;
   estimate.state_file = trainer.state_file_bytes();
-  estimate.memory = trainer.device().memory();
-  estimate.host_memory = trainer.device().memory(MemoryKind::host);
+  estimate.memory = device->memory();
+  estimate.host_memory = device->memory(MemoryKind::host);
   // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two
   // counts are enough. The shorter step comes after the memory was read, because blocks of other sizes leave
   // gaps that a run does not have.
@@ -223,6 +224,12 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
       backend_of(config.train.device).shares_host_memory ? estimate.memory : estimate.host_memory;
   host = with_resident_data(host, resident_data);
   return estimate;
+}
+
+void run_meta_step(const config::Config& config, Device& device, int64_t rank) {
+  CAPSTAN_ASSERT(device.is_meta(), "a step without data on a device with values");
+  MetaTrainer trainer(config, device, rank, planned_transport(config));
+  trainer.step(micro_batches_to_estimate(pipeline_shape(config, trainer.micro_batches())), nullptr);
 }
 
 }  // namespace capstan::train
