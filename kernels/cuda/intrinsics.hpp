@@ -390,8 +390,13 @@ struct Grid {
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (grid.blocks <= 0) return;
-  cudaError_t status = grid.blocks <= INT32_MAX ? cudaSuccess : cudaErrorInvalidConfiguration;
-  if (status == cudaSuccess && raises_shared_limit(grid.shared_bytes))
+  const auto report = [&](const char* reason) {
+    if (!context.error->file) *context.error = {__FILE__, "launch", 0, 0, reason};
+  };
+  // The type of a grid would drop their upper bits.
+  if (grid.blocks > INT32_MAX) return report("a launch has more blocks than a GPU runs, which are 2^31 - 1");
+  cudaError_t status = cudaSuccess;
+  if (raises_shared_limit(grid.shared_bytes))
     status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(grid.shared_bytes));
@@ -401,8 +406,7 @@ void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_
                               dim3(static_cast<unsigned>(grid.threads)), addresses, grid.shared_bytes,
                               static_cast<cudaStream_t>(context.stream));
   }
-  if (status != cudaSuccess && !context.error->file)
-    *context.error = {__FILE__, __func__, 0, 0, cudaGetErrorString(status)};
+  if (status != cudaSuccess) report(cudaGetErrorString(status));
 }
 
 }  // namespace capstan::kernels::cuda

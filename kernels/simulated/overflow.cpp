@@ -12,10 +12,12 @@ namespace {
 thread_local std::string overflow;
 }  // namespace
 
+std::string take_overflow() {
+  return std::exchange(overflow, {});
+}
 void throw_overflow() {
-  if (overflow.empty()) [[likely]]
-    return;
-  fail(ErrorCode::internal, std::exchange(overflow, {}));
+  if (!overflow.empty()) [[unlikely]]
+    fail(ErrorCode::internal, take_overflow());
 }
 void report_narrowing(int64_t value, size_t bytes, Location at) {
   fail(ErrorCode::internal, at.text() + ": " + std::to_string(value) + " does not fit into an integer of " +

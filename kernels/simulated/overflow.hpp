@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/simulated/location.hpp"
 
 namespace capstan::kernels::simulated {
 
-// Throws the first overflow of this thread since the last call.
+// The first overflow of this thread since the last call; empty: none.
+std::string take_overflow();
+// Throws it, if there is one.
 void throw_overflow();
 // Throws: the value does not fit into an integer of so many bytes.
 [[noreturn]] void report_narrowing(int64_t value, size_t bytes, Location at);

@@ -74,7 +74,8 @@ TEST_CASE("sampled launches: the first block, the last one and others, once for 
   CHECK(run_list(kBlocks, 3) == blocks);
   CHECK(run_list(kBlocks, 4).empty());
   CHECK(run_list(3, 1) == std::vector<int64_t>{0, 1, 2});
-  CHECK(sampled_blocks({.blocks = 5, .seed = 1}, kBlocks) != sampled_blocks({.blocks = 5, .seed = 2}, kBlocks));
+  CHECK(sampled_blocks({.blocks = 5, .seed = 1}, kBlocks) !=
+        sampled_blocks({.blocks = 5, .seed = 2}, kBlocks));
 }
 
 TEST_CASE("sampled launches: a block ends after its waits, and the next launch is complete again") {

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "kernels/simulated/device_kernels.hpp"
+#include "kernels/simulated/overflow.hpp"
 
 namespace capstan::test {
 
@@ -45,7 +46,10 @@ ReservedAddresses::~ReservedAddresses() {
 }
 
 SampledDevice::SampledDevice(const kernels::simulated::Sample& sample)
-    : Device(cuda::CudaDevice::rules()), sampled_(sample), small_(int64_t{1} << 40), large_(int64_t{1} << 46) {
+    : Device(cuda::CudaDevice::rules()),
+      sampled_(sample),
+      small_(int64_t{1} << 40),
+      large_(int64_t{1} << 46) {
   table_ = kernels::simulated_device_kernels().table;
 }
 SampledDevice::~SampledDevice() {
@@ -54,13 +58,14 @@ SampledDevice::~SampledDevice() {
 
 LaunchMode SampledDevice::launch_mode(const void* kernel) const {
   return kernels::simulated_device_kernels().stream_kernels.contains(kernel) ? LaunchMode::call
-                                                                              : LaunchMode::none;
+                                                                             : LaunchMode::none;
 }
 
 std::byte* SampledDevice::place(Pool pool, int64_t offset, int64_t size) {
   const bool is_small = pool == Pool::small;
   const ReservedAddresses& range = is_small ? small_ : large_;
-  const int64_t begin = offset * (is_small ? kSmallSpacing : kLargeSpacing), end = round_up(begin + size, kPage);
+  const int64_t begin = offset * (is_small ? kSmallSpacing : kLargeSpacing),
+                end = round_up(begin + size, kPage);
   if (end > range.bytes()) return nullptr;
   // The end of the block is that of a page.
   std::byte* const data = range.at(end - size);
@@ -111,8 +116,11 @@ const SampledDevice* reporting = nullptr;
 // The thread cannot continue: what it holds, such as the allocator of the heap, is never used again, unless
 // the fault lies in it.
 void report_fault(int, siginfo_t* info, void*) {
+  // An index that overflows is often why.
+  const std::string overflow = kernels::simulated::take_overflow();
   const std::string text = kernels::simulated::running_launch_text() + ": access to " +
-                           reporting->text_of(info->si_addr) + "\n";
+                           reporting->text_of(info->si_addr) + (overflow.empty() ? "" : "; " + overflow) +
+                           "\n";
   (void)!::write(STDERR_FILENO, text.data(), text.size());
   ::_exit(1);
 }

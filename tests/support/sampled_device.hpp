@@ -1,7 +1,7 @@
 // A device for launches of real sizes on any machine. Its blocks are addresses that the system backs with
-// memory where a kernel writes; pages behind each block are inaccessible. It runs a sample of each CUDA kernel
-// (kernels/simulated/sample.hpp), and is a meta device for all else: the host reads no values, and copies
-// between host and device of more than a few MiB do nothing.
+// memory where a kernel writes; pages behind each block are inaccessible. It runs a sample of each CUDA
+// kernel (kernels/simulated/sample.hpp), and is a meta device for all else: the host reads no values, and
+// copies of more than a few MiB do nothing.
 #pragma once
 
 #include <cstdint>
