@@ -464,7 +464,7 @@ void check_launch(const LaunchShape& launch) {
 
 void run_sampled_blocks(const Sample& sample, const LaunchShape& launch, FunctionRef<void()> kernel) {
   thread_local Block block;
-  for (const int64_t i : sampled_blocks(sample, launch.blocks)) {
+  for (const int64_t i : sampled_blocks(sample, launch.blocks, launch.threads)) {
     try {
       block.run(i, launch, order(), sample.waits, kernel);
     } catch (const BlockEnded&) {

@@ -32,9 +32,9 @@ const Sample* current_sample() {
   return sample ? &*sample : nullptr;
 }
 
-std::vector<int64_t> sampled_blocks(const Sample& wanted, int64_t blocks) {
+std::vector<int64_t> sampled_blocks(const Sample& wanted, int64_t blocks, int threads) {
   std::vector<int64_t> result;
-  if (blocks <= wanted.blocks) {
+  if (blocks <= std::max(wanted.blocks, wanted.complete / threads)) {
     for (int64_t i = 0; i < blocks; ++i) result.push_back(i);
     return result;
   }

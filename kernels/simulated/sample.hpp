@@ -15,6 +15,8 @@ namespace capstan::kernels::simulated {
 struct Sample {
   // Blocks of a launch that run: the first, the last, and others by `seed`.
   int64_t blocks = 4;
+  // Launches with up to so many threads run completely: small ones compute the bounds of others' loops.
+  int64_t complete = 8192;
   uint64_t seed = 1;
   // Barriers and warp operations of all threads of a block, after which the rest of the block does not run.
   int64_t waits = int64_t{1} << 18;
@@ -36,8 +38,8 @@ class SampledLaunches {
 
 // The current sample; null: launches run completely.
 const Sample* current_sample();
-// The blocks of a launch with so many that belong to the sample, in ascending order.
-std::vector<int64_t> sampled_blocks(const Sample& sample, int64_t blocks);
+// The blocks of a launch that belong to the sample, in ascending order. blocks: of the launch.
+std::vector<int64_t> sampled_blocks(const Sample& sample, int64_t blocks, int threads);
 
 // Digest of what identifies a launch.
 class LaunchDigest {

@@ -7,6 +7,7 @@
 #include <span>
 #include <type_traits>
 
+#include "base/division.hpp"
 #include "kernels/simulated/table.hpp"
 #include "kernels/table.hpp"
 #include "support/child.hpp"
@@ -22,9 +23,10 @@ const kernels::Table& families() {
 }
 
 // Runs `body` with a sampled device, and reports its faults.
-void check_sizes(FunctionRef<void(test::SampledDevice&)> body) {
+void check_sizes(FunctionRef<void(test::SampledDevice&)> body,
+                 const kernels::simulated::Sample& sample = {}) {
   const test::ChildResult result = test::run_in_child([&] {
-    test::SampledDevice device;
+    test::SampledDevice device(sample);
     device.report_faults();
     body(device);
   });
@@ -186,6 +188,46 @@ TEST_CASE("real sizes: token ids and labels") {
           kCols, 0, 30, {logits.address(), DType::bf16}, is_float ? 2 * kCols : kCols);
     }
   });
+}
+
+// Two sequences of 1M tokens in documents of 1000: the last queries and keys of an array of 1.2e10 elements,
+// which a block reaches soon.
+TEST_CASE("real sizes: attention in documents") {
+  const auto attend = [](test::SampledDevice& device) {
+    constexpr int64_t kSeq = int64_t{1} << 20, kEach = 1000, kInSequence = ceil_div(kSeq, kEach), kHead = 128;
+    const kernels::AttentionShape s{.groups = 8,
+                                    .heads_per_group = 4,
+                                    .qk_dim = kHead,
+                                    .v_dim = kHead,
+                                    .batch = 2,
+                                    .seq = kSeq,
+                                    .scale = 0.1f};
+    const kernels::QkvLayout qkv{s.groups, s.heads_per_group, kHead};
+    const kernels::HeadStrides of_output{s.heads() * kHead, s.heads_per_group * kHead, kHead};
+    const int64_t tokens = s.batch * kSeq;
+    const Tensor starts = filled<int32_t>(device, s.batch * kInSequence + 1, [&](int64_t i) {
+      return i / kInSequence * kSeq + i % kInSequence * kEach;
+    });
+    const kernels::Documents documents{
+        .cu_seqlens = integers(starts), .count = s.batch * kInSequence, .max_seqlen = kEach};
+    const Tensor x = Tensor::empty(device, {tokens, qkv.row()}, DType::bf16),
+                 dx = Tensor::empty(device, {tokens, qkv.row()}, DType::bf16),
+                 y = Tensor::empty(device, {tokens, s.heads() * kHead}, DType::bf16),
+                 lse = Tensor::empty(device, {s.batch, s.heads(), kSeq});
+    const auto heads = [&](const Tensor& of, int64_t at) {
+      return kernels::HeadsOut{{of.slice(1, at, 1).address(), DType::bf16}, qkv.strides()};
+    };
+    const kernels::HeadsOut out{out_of(y), of_output};
+    const kernels::HeadsIn q = heads(x, qkv.query(0)), k = heads(x, qkv.key(0)), v = heads(x, qkv.value(0));
+    const kernels::Attention& family = *families().attention;
+    run(device, family.forward_workspace(s, DType::bf16, documents.count), family.forward, s, q, k, v,
+        documents, nullptr, out, floats(lse));
+    run(device, family.backward_workspace(s, DType::bf16, documents.count), family.backward, s, q, k, v, out,
+        floats(lse), out, documents, nullptr, heads(dx, qkv.query(0)), heads(dx, qkv.key(0)),
+        heads(dx, qkv.value(0)));
+  };
+  // All bounds of queries, a warp for each tile.
+  check_sizes(attend, {.blocks = 8, .complete = int64_t{1} << 20});
 }
 
 // A cache of 2^33 elements, and the choice of tokens from a vocabulary of 256k.

@@ -74,8 +74,11 @@ TEST_CASE("sampled launches: the first block, the last one and others, once for 
   CHECK(run_list(kBlocks, 3) == blocks);
   CHECK(run_list(kBlocks, 4).empty());
   CHECK(run_list(3, 1) == std::vector<int64_t>{0, 1, 2});
-  CHECK(sampled_blocks({.blocks = 5, .seed = 1}, kBlocks) !=
-        sampled_blocks({.blocks = 5, .seed = 2}, kBlocks));
+  CHECK(sampled_blocks({.blocks = 5, .seed = 1}, kBlocks, 64) !=
+        sampled_blocks({.blocks = 5, .seed = 2}, kBlocks, 64));
+  // As many threads as run completely, and one block more.
+  CHECK(sampled_blocks({.complete = 640}, 10, 64).size() == 10);
+  CHECK(sampled_blocks({.complete = 640}, 11, 64).size() == 4);
 }
 
 TEST_CASE("sampled launches: a block ends after its waits, and the next launch is complete again") {
