@@ -77,7 +77,7 @@ void Block::prepare(const Order& order) {
     warps_[i].returned = warps_[i].epoch = 0;
   }
   error_ = nullptr;
-  memory_.begin_block();
+  memory_.begin_block(launch_.shared_bytes);
 }
 
 void Block::run(int64_t index, const LaunchShape& launch, const Order& order, int64_t most_waits,
