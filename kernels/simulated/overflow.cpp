@@ -43,6 +43,7 @@ void note(const OverflowLocation* at, const char* operation) {
 }
 }  // namespace
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the compiler's names
 extern "C" {
 void __ubsan_handle_add_overflow(const OverflowLocation* at, uintptr_t, uintptr_t);
 void __ubsan_handle_sub_overflow(const OverflowLocation* at, uintptr_t, uintptr_t);
@@ -66,4 +67,5 @@ void __ubsan_handle_negate_overflow(const OverflowLocation* at, uintptr_t) {
   note(at, "a negation");
 }
 }
+// NOLINTEND(bugprone-reserved-identifier)
 #endif
