@@ -9,6 +9,7 @@
 //   - an element of shared memory that two threads access, one of them to write, without a barrier between,
 //     or that lies outside of its array (shared_memory.hpp)
 //   - an asynchronous copy that is not waited for, or whose target is accessed before
+//   - a signed integer that overflows (overflow.hpp)
 #pragma once
 
 #include <array>
