@@ -121,9 +121,9 @@ void launch_query_dots(Context& c, const AttentionCall& call, const HeadsIn& out
 
 // One warp for each tile of queries.
 __global__ void query_bounds_kernel(AttentionCall c, int tile_rows, QueryStatistics statistics) {
-  const int before = static_cast<int>(ceil_div(c.queries.count0, tile_rows)),
-            tiles = before + static_cast<int>(ceil_div(c.queries.count1, tile_rows));
-  const auto index = static_cast<int>(block_index());
+  const int before = narrow<int>(ceil_div(c.queries.count0, tile_rows)),
+            tiles = before + narrow<int>(ceil_div(c.queries.count1, tile_rows));
+  const auto index = narrow<int>(block_index());
   const int b = index / tiles, tile = index % tiles, segment = tile < before ? 0 : 1;
   const int first = (segment == 0 ? tile : tile - before) * tile_rows;
   KeyBounds bounds;
@@ -306,9 +306,9 @@ void decode(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, Out k
   const HeadsIn keys{k_cache, {s.qk_dim, capacity * s.qk_dim, 0}},
       values{v_cache, {s.v_dim, capacity * s.v_dim, 0}};
   ForwardCall f{.c = call_of(full_block(s), q, keys, values, {}, nullptr),
-                .heads_of_row = static_cast<int>(s.heads_per_group),
+                .heads_of_row = narrow<int>(s.heads_per_group),
                 .few = decodes_few(s),
-                .splits = static_cast<int>(decode_splits(s, capacity)),
+                .splits = narrow<int>(decode_splits(s, capacity)),
                 .past = past,
                 .out = out,
                 .lse = lse};

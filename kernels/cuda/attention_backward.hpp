@@ -218,7 +218,7 @@ struct KeyBlock {
 template <int kKeys, int kParts>
 __device__ __forceinline__ KeyBlock key_block(const AttentionCall& c) {
   const int before = tiles_of_segment<kKeys>(c.keys, 0), tiles = before + tiles_of_segment<kKeys>(c.keys, 1);
-  auto i = static_cast<int>(block_index());
+  auto i = narrow<int>(block_index());
   KeyBlock block;
   block.part = i % kParts;
   i /= kParts;

@@ -16,8 +16,8 @@ struct Segments {
   __host__ __device__ int rows() const { return count0 + count1; }
 };
 inline Segments segments_of(const PositionSegments& s) {
-  return {static_cast<int>(s.segments[0].begin), static_cast<int>(s.segments[0].count),
-          static_cast<int>(s.segments[1].begin), static_cast<int>(s.segments[1].count)};
+  return {narrow<int>(s.segments[0].begin), narrow<int>(s.segments[0].count),
+          narrow<int>(s.segments[1].begin), narrow<int>(s.segments[1].count)};
 }
 
 // A tensor of heads (q, k, v or dout) that the kernels load in tiles.
@@ -55,18 +55,18 @@ struct AttentionCall {
 inline AttentionCall call_of(const AttentionBlock& a, const HeadsIn& q, const HeadsIn& k, const HeadsIn& v,
                              const Documents& documents, const int64_t* dropout_rows) {
   const AttentionShape& s = a.shape;
-  return {.batch = static_cast<int>(s.batch),
-          .groups = static_cast<int>(s.groups),
-          .heads_per_group = static_cast<int>(s.heads_per_group),
-          .qk_dim = static_cast<int>(s.qk_dim),
-          .v_dim = static_cast<int>(s.v_dim),
+  return {.batch = narrow<int>(s.batch),
+          .groups = narrow<int>(s.groups),
+          .heads_per_group = narrow<int>(s.heads_per_group),
+          .qk_dim = narrow<int>(s.qk_dim),
+          .v_dim = narrow<int>(s.v_dim),
           .queries = segments_of(a.queries),
           .keys = segments_of(a.keys),
           .key_stride = a.keys.rows(),
           .scale = s.scale,
           .softcap = s.softcap,
           .dropout = s.dropout,
-          .window = static_cast<int>(std::min<int64_t>(s.window, INT32_MAX)),
+          .window = narrow<int>(std::min<int64_t>(s.window, INT32_MAX)),
           .causal = s.causal,
           .dropout_key = s.dropout_key,
           .head_offset = s.head_offset,

@@ -208,8 +208,8 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
   VisibleKeys<C::kM> visible;
   visible.template init<C::kWarps>(c, q, f.heads_of_row, shared);
   const KeyTiles<C::kKeys> tiles(keys, visible.block.min_begin, visible.block.max_end);
-  const auto first = static_cast<int>(int64_t{tiles.count()} * q.split / f.splits),
-             last = static_cast<int>(int64_t{tiles.count()} * (q.split + 1) / f.splits);
+  const auto first = narrow<int>(int64_t{tiles.count()} * q.split / f.splits),
+             last = narrow<int>(int64_t{tiles.count()} * (q.split + 1) / f.splits);
 
   const auto stage_of = [&](int i) { return C::kKeysAt + i % C::kStages * 2 * Keys::kSize; };
   const auto load_keys = [&](int i) {

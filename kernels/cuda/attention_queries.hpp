@@ -16,7 +16,7 @@ struct QueryBlock {
 // heads_of_row: query heads of one token that share a tile, 1 or all heads of the key/value group.
 __host__ __device__ inline int query_tiles(const Segments& queries, int heads_of_row, int tile_rows,
                                            int segment) {
-  return static_cast<int>(ceil_div(queries.count(segment) * heads_of_row, tile_rows));
+  return narrow<int>(ceil_div(queries.count(segment) * heads_of_row, tile_rows));
 }
 inline int64_t query_blocks(const AttentionCall& c, int heads_of_row, int tile_rows) {
   return int64_t{c.batch} * c.groups * (c.heads_per_group / heads_of_row) *
@@ -29,7 +29,7 @@ __device__ inline QueryBlock query_block(const AttentionCall& c, int heads_of_ro
   const int before = query_tiles(c.queries, heads_of_row, tile_rows, 0),
             tiles = before + query_tiles(c.queries, heads_of_row, tile_rows, 1);
   const int units = c.heads_per_group / heads_of_row;
-  auto i = static_cast<int>(block_index());
+  auto i = narrow<int>(block_index());
   QueryBlock block;
   block.head_in_group = i % units;
   i /= units;

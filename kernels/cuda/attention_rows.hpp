@@ -43,7 +43,7 @@ __device__ inline int document_start(const Documents& d, int batch, int b, int r
   if (!d.cu_seqlens) return 0;
   // Searches for the last document that begins at or before this position.
   const int first = b * (d.cu_seqlens[d.count] / batch), at = first + position;
-  int low = 0, high = static_cast<int>(d.count);
+  int low = 0, high = narrow<int>(d.count);
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (d.cu_seqlens[middle] <= at ? low : high) = middle;
@@ -117,14 +117,14 @@ struct KeyTiles {
     begin = begin > from ? begin : from;
     end = end < to ? end : to;
     first = begin < end ? (begin - origin(segment)) / kKeys : 0;
-    count = begin < end ? static_cast<int>(ceil_div(end - origin(segment), kKeys)) - first : 0;
+    count = begin < end ? narrow<int>(ceil_div(end - origin(segment), kKeys)) - first : 0;
   }
 };
 // Returns the number of tiles of kKeys keys that cover a segment.
 template <int kKeys>
 __host__ __device__ int tiles_of_segment(const Segments& keys, int segment) {
   const int count = keys.count(segment);
-  return count > 0 ? static_cast<int>(ceil_div(keys.begin(segment) % 4 + count, kKeys)) : 0;
+  return count > 0 ? narrow<int>(ceil_div(keys.begin(segment) % 4 + count, kKeys)) : 0;
 }
 
 // ---- logits

@@ -82,7 +82,7 @@ class LtDescriptors {
     check(cublasLtMatrixLayoutInit(&layout, x.type, static_cast<uint64_t>(x.rows),
                                    static_cast<uint64_t>(x.cols), x.ld));
     if (batch == 1) return;
-    const auto count = static_cast<int32_t>(batch);
+    const auto count = narrow<int32_t>(batch);
     check(
         cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
     check(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &x.stride,

@@ -20,7 +20,7 @@ struct Positions {
   const int32_t* past;
   int64_t tokens;
   int32_t* out;
-  __device__ void operator()(int64_t i, int64_t) const { out[i] = *past + static_cast<int32_t>(i % tokens); }
+  __device__ void operator()(int64_t i, int64_t) const { out[i] = *past + narrow<int32_t>(i % tokens); }
 };
 void positions(Context& c, const int32_t* past, int64_t batch, int64_t tokens, int32_t* out) {
   map<1>(c, batch * tokens, Positions{past, tokens, out});
@@ -30,7 +30,7 @@ __global__ void advance_kernel(int32_t* past, int32_t tokens) {
   if (thread_index() == 0) *past += tokens;
 }
 void advance(Context& c, int32_t* past, int64_t tokens) {
-  launch(c, {1, kWarp}, advance_kernel, past, static_cast<int32_t>(tokens));
+  launch(c, {1, kWarp}, advance_kernel, past, narrow<int32_t>(tokens));
 }
 
 // ---- candidates: logits with their token ids, by sort_key
@@ -39,7 +39,7 @@ void advance(Context& c, int32_t* past, int64_t tokens) {
 constexpr SortKey kNotFinite = 0;
 
 __device__ int32_t token_id(SortKey key) {
-  return static_cast<int32_t>(index_of_key(key));
+  return narrow<int32_t>(index_of_key(key));
 }
 
 struct LogitRows {

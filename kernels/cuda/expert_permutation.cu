@@ -114,8 +114,8 @@ __global__ void plan_rows_kernel(PermutationShape s, const int32_t* experts, int
     const FlagCount count = count_flags(mine);
     const int64_t place = placed + count.before;
     const bool kept = s.capacity <= 0 || place < s.capacity;
-    if (mine) row_of_slot[slot] = kept ? static_cast<int32_t>(begin + place) : -1;
-    if (mine && kept) slot_of_row[begin + place] = static_cast<int32_t>(slot);
+    if (mine) row_of_slot[slot] = kept ? narrow<int32_t>(begin + place) : -1;
+    if (mine && kept) slot_of_row[begin + place] = narrow<int32_t>(slot);
     placed += count.all;
   }
   const bool last = e == s.experts - 1;
@@ -170,8 +170,8 @@ __global__ void regroup_kernel(Chunks x, int64_t most, int64_t* numbers, int32_t
   }
   slots = block_sum(slots), rows = block_sum(rows), all = block_sum(all), of_expert = block_sum(of_expert);
   for (int64_t i = thread_index(); i < size; i += block_threads()) {
-    row_of_slot[slots + i] = static_cast<int32_t>(rows + i);
-    slot_of_row[rows + i] = static_cast<int32_t>(slots + i);
+    row_of_slot[slots + i] = narrow<int32_t>(rows + i);
+    slot_of_row[rows + i] = narrow<int32_t>(slots + i);
   }
   for (int64_t i = all + global_thread(); i < most; i += x.ranks * x.experts * block_threads())
     row_of_slot[i] = slot_of_row[i] = -1;

@@ -143,7 +143,7 @@ template <class Source>
 __device__ void fill_tile(const Source& source, const TileOrigin& origin, int64_t row, int64_t rows,
                           int64_t k, int64_t depth, const Shared<Bytes16>& memory, int first) {
   const auto left = [](int64_t end, int64_t begin) {
-    return static_cast<int>(end - begin < kChunkValues ? end - begin : kChunkValues);
+    return narrow<int>(end - begin < kChunkValues ? end - begin : kChunkValues);
   };
   for (int i = thread_index(); i < kTileChunks; i += kGemmThreads) {
     if (source.by_k) {

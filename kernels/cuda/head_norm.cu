@@ -22,7 +22,7 @@ struct QkvIndex {
 struct QkvRow {
   uint32_t width, head_dim, heads_per_group;
   __device__ QkvIndex index_of(int64_t i) const {
-    const auto at = static_cast<uint32_t>(i);
+    const auto at = narrow<uint32_t>(i);
     const uint32_t head = at / head_dim, slots = heads_per_group + 2, group = head / slots,
                    slot = head % slots, within = at % head_dim;
     if (slot < heads_per_group)
@@ -31,8 +31,7 @@ struct QkvRow {
   }
 };
 QkvRow row_of(const QkvLayout& qkv) {
-  return {static_cast<uint32_t>(qkv.row()), static_cast<uint32_t>(qkv.head_dim),
-          static_cast<uint32_t>(qkv.heads_per_group)};
+  return {narrow<uint32_t>(qkv.row()), narrow<uint32_t>(qkv.head_dim), narrow<uint32_t>(qkv.heads_per_group)};
 }
 
 // body(k, index) for the elements i + k of a row, k < kSize. Where no group crosses heads, only the first

@@ -55,6 +55,12 @@ class Shared {
   T* data_;
 };
 
+// An index or a size as a smaller type, into which it fits; the simulation checks that.
+template <class To>
+__host__ __device__ To narrow(int64_t value) {
+  return static_cast<To>(value);
+}
+
 // ---- threads and blocks
 
 __device__ inline int thread_index() {
@@ -384,6 +390,11 @@ struct Grid {
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (grid.blocks <= 0) return;
+  const auto report = [&](const char* reason) {
+    if (!context.error->file) *context.error = {__FILE__, "launch", 0, 0, reason};
+  };
+  // The type of a grid would drop their upper bits.
+  if (grid.blocks > INT32_MAX) return report("a launch has more blocks than a GPU runs, which are 2^31 - 1");
   cudaError_t status = cudaSuccess;
   if (raises_shared_limit(grid.shared_bytes))
     status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -398,7 +409,7 @@ void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_
   if (status == cudaSuccess) return;
   // Clears the error; otherwise the next wait of the host would report it too.
   (void)cudaGetLastError();
-  if (!context.error->file) *context.error = {__FILE__, __func__, 0, 0, cudaGetErrorString(status)};
+  report(cudaGetErrorString(status));
 }
 
 }  // namespace capstan::kernels::cuda

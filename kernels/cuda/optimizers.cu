@@ -21,10 +21,15 @@ constexpr int kMomentLanes = static_cast<int>(kMomentBlock) / kEach;
 constexpr int64_t kTile = int64_t{2} * kThreads * kEach;
 static_assert(kTile % kMomentBlock == 0);
 // Blocks of an update: several for each multiprocessor of the largest GPUs.
-constexpr int64_t kUpdateBlocks = looping_blocks(1024);
+inline int64_t update_blocks() {
+  return looping_blocks(1024);
+}
 // Blocks of a sum on this device, and those for which every device's workspace has room, as estimates for a
 // GPU without one take it. Each writes a partial result, so the number determines the order of summation.
-constexpr int64_t kMostSumBlocks = 256, kSumBlocks = looping_blocks(kMostSumBlocks);
+constexpr int64_t kMostSumBlocks = 256;
+inline int64_t sum_blocks() {
+  return looping_blocks(kMostSumBlocks);
+}
 
 // ---- tiles
 
@@ -316,7 +321,7 @@ void update_ranges(Context& c, const Rule& rule, const StepScale& step, In contr
   auto* first = workspace_of<int64_t>(c, update_workspace(range_count));
   if (!first) return;
   const Tiles tiles = make_tiles(c, ranges, range_count, false, first);
-  launch(c, {kUpdateBlocks, kThreads}, update_kernel<Rule>, rule, step, control.as<StepControl>(), scaled,
+  launch(c, {update_blocks(), kThreads}, update_kernel<Rule>, rule, step, control.as<StepControl>(), scaled,
          tiles, arrays);
 }
 
@@ -381,7 +386,7 @@ void muon_momentum(Context& c, MuonStep s, In control, In ranges, int64_t range_
   auto* first = workspace_of<int64_t>(c, update_workspace(range_count));
   if (!first) return;
   const Tiles tiles = make_tiles(c, ranges, range_count, false, first);
-  launch(c, {kUpdateBlocks, kThreads}, muon_momentum_kernel, s, control.as<StepControl>(), tiles, gradient,
+  launch(c, {update_blocks(), kThreads}, muon_momentum_kernel, s, control.as<StepControl>(), tiles, gradient,
          main, buffer);
 }
 
@@ -501,8 +506,8 @@ void sum_ranges(Context& c, const Value& value, In ranges, int64_t range_count, 
   if (!first) return;
   const Tiles tiles = make_tiles(c, ranges, range_count, true, first);
   auto* partial = reinterpret_cast<Number*>(first + range_count + 1);
-  launch(c, {kSumBlocks, kThreads}, sum_kernel<Number, Value>, value, tiles, partial);
-  add_partials(c, partial, kSumBlocks, out, accumulate);
+  launch(c, {sum_blocks(), kThreads}, sum_kernel<Number, Value>, value, tiles, partial);
+  add_partials(c, partial, sum_blocks(), out, accumulate);
 }
 void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* out, bool accumulate) {
   sum_ranges(c, SquareOf{array_of<Any>(x)}, ranges, range_count, out, accumulate);

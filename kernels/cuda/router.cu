@@ -95,7 +95,7 @@ __global__ void choose_kernel(RouterShape r, const float* logits, const float* b
   uint64_t key = 0;
   for (int64_t k = 0; k < r.topk; ++k) {
     key = next_choice(keys, first, first + r.experts, key);
-    if (lane_index() == 0) experts[token * r.topk + k] = static_cast<int32_t>(index_of_choice(key));
+    if (lane_index() == 0) experts[token * r.topk + k] = narrow<int32_t>(index_of_choice(key));
   }
 }
 void choose(Context& c, RouterShape r, In logits, const float* bias, const int32_t* padding,

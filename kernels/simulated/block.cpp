@@ -8,20 +8,22 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "kernels/simulated/overflow.hpp"
+#include "kernels/simulated/sample.hpp"
 
 namespace capstan::kernels::simulated {
 
 constinit thread_local Block* running_block = nullptr;
 
-namespace {
-
-// SplitMix64: quick, and enough for orders.
 uint64_t next_random(uint64_t& state) {
   uint64_t z = state += 0x9E3779B97F4A7C15;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
   return z ^ (z >> 31);
 }
+
+namespace {
+
 template <class T>
 void shuffle(T* values, int64_t count, uint64_t seed) {
   for (int64_t i = count - 1; i > 0; --i)
@@ -36,6 +38,8 @@ std::string hexadecimal(uint32_t mask) {
 int lowest_lane(uint32_t mask) {
   return __builtin_ctz(mask);
 }
+// Ends a block of a sample that has waited often enough.
+struct BlockEnded {};
 }  // namespace
 
 std::string Location::text() const {
@@ -48,38 +52,40 @@ Block::Block() = default;
 Block::~Block() = default;
 
 void Block::prepare(const Order& order) {
-  if (ordered_threads_ != threads_ || order.kind != ordered_kind_ || order.kind == Order::Kind::random) {
-    for (int i = 0; i < threads_; ++i)
+  if (ordered_threads_ != launch_.threads || order.kind != ordered_kind_ ||
+      order.kind == Order::Kind::random) {
+    for (int i = 0; i < launch_.threads; ++i)
       order_[static_cast<size_t>(i)] =
-          static_cast<int16_t>(order.kind == Order::Kind::reverse ? threads_ - 1 - i : i);
+          static_cast<int16_t>(order.kind == Order::Kind::reverse ? launch_.threads - 1 - i : i);
     if (order.kind == Order::Kind::random)
-      shuffle(order_.data(), threads_, order.seed * 0x2545F4914F6CDD1D + static_cast<uint64_t>(index_));
-    ordered_threads_ = threads_;
+      shuffle(order_.data(), launch_.threads,
+              order.seed * 0x2545F4914F6CDD1D + static_cast<uint64_t>(index_));
+    ordered_threads_ = launch_.threads;
     ordered_kind_ = order.kind;
   }
   queue_begin_ = queue_end_ = 0;
-  for (int i = 0; i < threads_; ++i) push(order_[static_cast<size_t>(i)]);
-  std::fill_n(states_.begin(), threads_, State::fresh);
-  std::fill_n(committed_.begin(), threads_, 0);
-  for (int i = 0; i < threads_; ++i) copies_[static_cast<size_t>(i)].clear();
+  for (int i = 0; i < launch_.threads; ++i) push(order_[static_cast<size_t>(i)]);
+  std::fill_n(states_.begin(), launch_.threads, State::fresh);
+  std::fill_n(committed_.begin(), launch_.threads, 0);
+  for (int i = 0; i < launch_.threads; ++i) copies_[static_cast<size_t>(i)].clear();
   returned_ = at_barrier_ = 0;
   epoch_ = 0;
-  const auto warps = static_cast<size_t>(threads_ / kWarp);
+  const auto warps = static_cast<size_t>(launch_.threads / kWarp);
   if (warps_.size() < warps) warps_.resize(warps);
   for (size_t i = 0; i < warps; ++i) {
     warps_[i].pending.clear();
     warps_[i].returned = warps_[i].epoch = 0;
   }
   error_ = nullptr;
-  memory_.begin_block();
+  memory_.begin_block(launch_.shared_bytes);
 }
 
-void Block::run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes, const Order& order,
+void Block::run(int64_t index, const LaunchShape& launch, const Order& order, int64_t most_waits,
                 FunctionRef<void()> kernel) {
   index_ = index;
-  blocks_ = blocks;
-  threads_ = threads;
-  dynamic_bytes_ = dynamic_bytes;
+  launch_ = launch;
+  most_waits_ = most_waits;
+  waits_ = 0;
   kernel_ = &kernel;
   prepare(order);
   Block* const outer = std::exchange(running_block, this);
@@ -98,6 +104,7 @@ void Block::run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes
   }
   free_fibers_.push_back(running_fiber_);
   memory_.end_block();
+  throw_overflow();
 }
 
 Fiber& Block::take_fiber() {
@@ -117,7 +124,7 @@ void Block::run_threads(void* argument) {
   for (;;) {
     block.run_thread();
     int next = block.error_ ? -1 : block.pop();
-    if (next < 0 && !block.error_ && block.returned_ < block.threads_) {
+    if (next < 0 && !block.error_ && block.returned_ < block.launch_.threads) {
       try {
         block.report_stuck();
       } catch (...) {
@@ -165,7 +172,7 @@ void Block::finish_thread() {
 }
 
 void Block::check_return() const {
-  for (int other = 0; other < threads_; ++other)
+  for (int other = 0; other < launch_.threads; ++other)
     if (states_[static_cast<size_t>(other)] == State::at_barrier) {
       int gone = 0;
       while (states_[static_cast<size_t>(gone)] != State::returned) ++gone;
@@ -176,6 +183,7 @@ void Block::check_return() const {
 }
 
 void Block::suspend(State state, Location at) {
+  if (++waits_ > most_waits_) throw BlockEnded();
   const auto self = static_cast<size_t>(thread_);
   states_[self] = state;
   waits_at_[self] = at;
@@ -200,7 +208,7 @@ void Block::switch_to(int next) {
 }
 
 void Block::report_stuck() const {
-  for (int i = 0; i < threads_; ++i) {
+  for (int i = 0; i < launch_.threads; ++i) {
     const auto at = static_cast<size_t>(i);
     if (states_[at] != State::in_warp) continue;
     const Warp& warp = warps_[static_cast<size_t>(i / kWarp)];
@@ -233,10 +241,10 @@ void Block::synchronize(Location at) {
     check_return();
   }
   // The last thread waits as well, so that all continue in the order of the block.
-  if (at_barrier_ == threads_) {
+  if (at_barrier_ == launch_.threads) {
     at_barrier_ = 0;
     ++epoch_;
-    for (int i = 0; i < threads_; ++i) push(order_[static_cast<size_t>(i)]);
+    for (int i = 0; i < launch_.threads; ++i) push(order_[static_cast<size_t>(i)]);
     suspend(State::ready, at);
     return;
   }
@@ -304,7 +312,7 @@ SharedArray& Block::shared(const SharedSite& site, int64_t count, size_t element
 }
 
 SharedArray& Block::dynamic_shared(const SharedSite& site, size_t element_bytes) {
-  return shared(site, static_cast<int64_t>(dynamic_bytes_ / element_bytes), element_bytes, true);
+  return shared(site, static_cast<int64_t>(launch_.shared_bytes / element_bytes), element_bytes, true);
 }
 
 SharedElement& Block::accessed(SharedArray& array, int64_t i, Location at, const char* accesses) const {
@@ -437,33 +445,64 @@ Order order() {
   return current_order;
 }
 
-void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> kernel) {
-  CAPSTAN_ASSERT(shape.threads > 0 && shape.threads <= kMaxThreads && shape.threads % kWarp == 0,
-                 "a block of " + std::to_string(shape.threads) + " threads");
-  CAPSTAN_ASSERT(shape.blocks >= 0 && shape.blocks < int64_t{1} << 31,
-                 "a launch of " + std::to_string(shape.blocks) + " blocks");
+namespace {
+void check_launch(const LaunchShape& launch) {
+  const auto refuse = [&](const std::string& what) {
+    fail(ErrorCode::internal, launch.at.text() + ": " + what);
+  };
+  if (launch.threads <= 0 || launch.threads > kMaxThreads || launch.threads % kWarp != 0)
+    refuse("a block has " + std::to_string(launch.threads) +
+           " threads, and a GPU runs complete warps of 32, " + std::to_string(kMaxThreads) +
+           " threads at most");
+  if (launch.blocks < 0 || launch.blocks > kMaxBlocks)
+    refuse("a launch has " + std::to_string(launch.blocks) + " blocks, and a GPU runs " +
+           std::to_string(kMaxBlocks) + " at most");
+  if (launch.shared_bytes > most_shared_bytes())
+    refuse("a launch has " + std::to_string(launch.shared_bytes) +
+           " bytes of shared memory for each block, and a GPU allows " + std::to_string(most_shared_bytes()));
+}
+
+void run_sampled_blocks(const Sample& sample, const LaunchShape& launch, FunctionRef<void()> kernel) {
+  thread_local Block block;
+  for (const int64_t i : sampled_blocks(sample, launch.blocks, launch.threads)) {
+    try {
+      block.run(i, launch, order(), sample.waits, kernel);
+    } catch (const BlockEnded&) {
+    }
+  }
+}
+}  // namespace
+
+std::string running_launch_text() {
+  if (!running_block) return "";
+  return running_block->launch().at.text() + ": block " + std::to_string(running_block->index()) + " of " +
+         std::to_string(running_block->blocks());
+}
+
+void run_blocks(ThreadPool* pool, const LaunchShape& launch, FunctionRef<void()> kernel) {
+  check_launch(launch);
+  if (const Sample* const sample = current_sample()) return run_sampled_blocks(*sample, launch, kernel);
   const Order order_now = order();
   std::vector<int32_t> shuffled;
   if (order_now.kind == Order::Kind::random) {
-    shuffled.resize(static_cast<size_t>(shape.blocks));
+    shuffled.resize(static_cast<size_t>(launch.blocks));
     std::iota(shuffled.begin(), shuffled.end(), 0);
-    shuffle(shuffled.data(), shape.blocks, order_now.seed);
+    shuffle(shuffled.data(), launch.blocks, order_now.seed);
   }
   const auto block_at = [&](int64_t i) -> int64_t {
     if (order_now.kind == Order::Kind::forward) return i;
-    return order_now.kind == Order::Kind::reverse ? shape.blocks - 1 - i : shuffled[static_cast<size_t>(i)];
+    return order_now.kind == Order::Kind::reverse ? launch.blocks - 1 - i : shuffled[static_cast<size_t>(i)];
   };
   const auto run = [&](int64_t begin, int64_t end) {
     thread_local Block block;
-    for (int64_t i = begin; i < end; ++i)
-      block.run(block_at(i), shape.blocks, shape.threads, shape.shared_bytes, order_now, kernel);
+    for (int64_t i = begin; i < end; ++i) block.run(block_at(i), launch, order_now, INT64_MAX, kernel);
   };
   // CUDA threads per tile of the thread pool; for fewer, waking a host thread costs more than it saves.
   constexpr int64_t kTileThreads = 8192;
-  const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
-                tiles = ceil_div(shape.blocks, tile);
-  if (!pool || tiles <= 1) return run(0, shape.blocks);
-  pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(shape.blocks, (i + 1) * tile)); });
+  const int64_t tile = std::max<int64_t>(1, kTileThreads / launch.threads),
+                tiles = ceil_div(launch.blocks, tile);
+  if (!pool || tiles <= 1) return run(0, launch.blocks);
+  pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(launch.blocks, (i + 1) * tile)); });
 }
 
 }  // namespace capstan::kernels::simulated

@@ -9,6 +9,7 @@
 //   - an element of shared memory that two threads access, one of them to write, without a barrier between,
 //     or that lies outside of its array (shared_memory.hpp)
 //   - an asynchronous copy that is not waited for, or whose target is accessed before
+//   - a signed integer that overflows (overflow.hpp)
 #pragma once
 
 #include <array>
@@ -31,7 +32,20 @@ namespace capstan::kernels::simulated {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxThreads = 1024;
+inline constexpr int64_t kMaxBlocks = INT32_MAX;
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
+
+// SplitMix64: quick, and enough for orders and samples.
+uint64_t next_random(uint64_t& state);
+
+// The grid of a launch, and where a kernel function makes it.
+struct LaunchShape {
+  int64_t blocks = 0;
+  int threads = 0;
+  // Dynamic shared memory of a block.
+  size_t shared_bytes = 0;
+  Location at;
+};
 
 // Lanes of a warp that wait for each other: those of `mask`, of which `arrived` are there.
 struct WarpOperation {
@@ -48,15 +62,17 @@ class Block {
   Block& operator=(const Block&) = delete;
 
   // Runs all threads of block `index`. Errors: the first defect; the other threads are abandoned.
-  void run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes, const Order& order,
+  // most_waits: the barriers and warp operations after which the rest of the block does not run.
+  void run(int64_t index, const LaunchShape& launch, const Order& order, int64_t most_waits,
            FunctionRef<void()> kernel);
 
   // ---- for the running thread
 
   int thread() const { return thread_; }
-  int threads() const { return threads_; }
+  int threads() const { return launch_.threads; }
   int64_t index() const { return index_; }
-  int64_t blocks() const { return blocks_; }
+  int64_t blocks() const { return launch_.blocks; }
+  const LaunchShape& launch() const { return launch_; }
 
   // Waits for all threads of the block.
   void synchronize(Location at);
@@ -149,9 +165,10 @@ class Block {
   [[noreturn]] void report_race(const SharedArray& array, int64_t i, Location at, bool writes,
                                 const SharedAccess& other, bool other_writes) const;
 
-  int thread_ = 0, threads_ = 0;
-  int64_t index_ = 0, blocks_ = 0;
-  size_t dynamic_bytes_ = 0;
+  int thread_ = 0;
+  int64_t index_ = 0;
+  LaunchShape launch_;
+  int64_t most_waits_ = 0, waits_ = 0;
   FunctionRef<void()>* kernel_ = nullptr;
   std::exception_ptr error_;
 
@@ -186,14 +203,9 @@ class Block {
 // The block that runs on this thread of the host.
 extern constinit thread_local Block* running_block;
 
-struct LaunchShape {
-  int64_t blocks = 0;
-  int threads = 0;
-  // Dynamic shared memory of a block.
-  size_t shared_bytes = 0;
-};
-// Runs `kernel` once for every thread of every block; on the pool's threads, if there is one. Returns when
-// all are done. Errors: the defects above; a shape that no GPU runs.
+// Runs `kernel` once for every thread of every block, or of a sample of them (sample.hpp); on the pool's
+// threads, if there is one. Returns when all are done. Errors: the defects above; a shape that the simulated
+// GPU does not run.
 void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> kernel);
 
 }  // namespace capstan::kernels::simulated

@@ -13,7 +13,10 @@
 #include "base/error.hpp"
 #include "base/thread_pool.hpp"
 #include "kernels/block_scales.hpp"
+#include "kernels/common/shared_memory_limits.hpp"
 #include "kernels/simulated/enqueue.hpp"
+#include "kernels/simulated/sample.hpp"
+#include "kernels/simulated/shared_memory.hpp"
 #include "kernels/table.hpp"
 
 namespace capstan::kernels::simulated {
@@ -392,7 +395,31 @@ std::vector<float> rounded_to_tf32(const void* values, const cublasLtMatrixLayou
   return rounded;
 }
 
+// Reads and writes the first and the last bytes of the arrays of a call.
+void touch_matrices(const MatmulCall& x) {
+  const Problem& p = x.problem;
+  volatile std::byte sink{};
+  const auto touch = [&](const void* begin, int64_t bytes) {
+    const auto* const first = static_cast<const volatile std::byte*>(begin);
+    sink = first[0];
+    sink = first[bytes - 1];
+  };
+  const auto last = [](const cublasLtMatrixLayoutOpaque_t& m) {
+    const int64_t elements =
+        m.stride * (m.batch - 1) + m.ld * static_cast<int64_t>(m.cols - 1) + static_cast<int64_t>(m.rows);
+    return elements * bits_of_type(m.type) / 8;
+  };
+  touch(x.a, last(p.a));
+  touch(x.b, last(p.b));
+  touch(x.d, last(p.d));
+  auto* const d = static_cast<volatile std::byte*>(x.d);
+  d[0] = std::byte{};
+  d[last(p.d) - 1] = std::byte{};
+  if (x.workspace_bytes > 0) touch(x.workspace, static_cast<int64_t>(x.workspace_bytes));
+}
+
 void multiply(const MatmulCall& x, Context& c) {
+  if (current_sample()) return touch_matrices(x);
   const Problem& p = x.problem;
   const cublasLtMatmulDescOpaque_t& o = p.operation;
   // An algorithm may write the full workspace.
@@ -444,6 +471,7 @@ cublasStatus_t take(V& to, const void* value, size_t bytes) {
 
 void set_compute_capability(int value) {
   capability = value;
+  set_most_shared_bytes(shared_bytes_of(value));
 }
 int compute_capability() {
   return capability;

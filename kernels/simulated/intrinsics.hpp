@@ -8,10 +8,13 @@
 #include <cstring>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/simulated/block.hpp"
 #include "kernels/simulated/enqueue.hpp"
 #include "kernels/simulated/matrices.hpp"
+#include "kernels/simulated/overflow.hpp"
+#include "kernels/simulated/sample.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/float8.hpp"
 #include "tensor/kernel_context.hpp"
@@ -56,9 +59,18 @@ inline int64_t grid_blocks() {
   return running_block->blocks();
 }
 // Blocks of a grid that loops over work whose amount only device memory has. Here each of them takes time
-// without any work, and with few of them small tests have blocks that loop.
-constexpr int64_t looping_blocks(int64_t on_gpu) {
-  return on_gpu < 4 ? on_gpu : 4;
+// without any work, and with few of them small tests have blocks that loop. A sample needs those of a GPU, so
+// that a block has no more work than there.
+inline int64_t looping_blocks(int64_t on_gpu) {
+  return current_sample() ? on_gpu : std::min<int64_t>(on_gpu, 4);
+}
+
+// An index or a size as a smaller type. Errors: it does not fit.
+template <class To>
+To narrow(int64_t value, Location at = {}) {
+  if (!std::in_range<To>(value)) [[unlikely]]
+    report_narrowing(value, sizeof(To), at);
+  return static_cast<To>(value);
 }
 
 // ---- barriers and warps
@@ -310,14 +322,26 @@ struct Grid {
   int64_t blocks;
   int threads;
   size_t shared_bytes = 0;
+  Location at = {};
 };
 
 // Enqueues kernel(arguments …) for every thread of the grid. A grid without blocks runs nothing.
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+  throw_overflow();
   if (grid.blocks <= 0) return;
-  enqueue_work(context, [kernel, grid, all = std::tuple<P...>(arguments...)](Context& c) {
-    run_blocks(c.pool, {grid.blocks, grid.threads, grid.shared_bytes}, [&] { std::apply(kernel, all); });
+  const LaunchShape shape{grid.blocks, grid.threads, grid.shared_bytes, grid.at};
+  if (current_sample()) {
+    LaunchDigest of_grid;
+    for (const uint64_t word : {reinterpret_cast<uint64_t>(kernel), static_cast<uint64_t>(grid.blocks),
+                                static_cast<uint64_t>(grid.threads), uint64_t{grid.shared_bytes}})
+      of_grid.add(word);
+    LaunchDigest all = of_grid;
+    (all.add(&arguments, sizeof arguments), ...);
+    if (!joins_sample(of_grid, all)) return;
+  }
+  enqueue_work(context, [kernel, shape, all = std::tuple<P...>(arguments...)](Context& c) {
+    run_blocks(c.pool, shape, [&] { std::apply(kernel, all); });
   });
 }
 

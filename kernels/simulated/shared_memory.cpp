@@ -49,9 +49,10 @@ void mark_sentinels([[maybe_unused]] SharedArray& array, [[maybe_unused]] size_t
 }
 }  // namespace
 
-void SharedMemory::begin_block() {
+void SharedMemory::begin_block(size_t dynamic_bytes) {
   for (const auto& array : arrays_) array->used = false;
-  static_bytes_ = dynamic_bytes_ = 0;
+  static_bytes_ = 0;
+  dynamic_bytes_ = dynamic_bytes;
   dynamic_ = nullptr;
 }
 
@@ -75,8 +76,10 @@ void SharedMemory::count_bytes(const SharedArray& array, size_t bytes, bool dyna
   if (dynamic && dynamic_)
     fail(ErrorCode::internal, location + array.site->name + " lies in the same dynamic shared memory as " +
                                   dynamic_->name + " (" + dynamic_->at.text() + ")");
-  if (dynamic) dynamic_ = array.site;
-  (dynamic ? dynamic_bytes_ : static_bytes_) += bytes;
+  if (dynamic)
+    dynamic_ = array.site;
+  else
+    static_bytes_ += bytes;
   if (static_bytes_ > kDefaultSharedBytes)
     fail(ErrorCode::internal, location + "the arrays of shared memory that a kernel declares have " +
                                   std::to_string(static_bytes_) + " bytes, and a GPU allows " +

@@ -55,7 +55,8 @@ struct SharedArray {
 // The arrays of a block, kept for the next one.
 class SharedMemory {
  public:
-  void begin_block();
+  // dynamic_bytes: those of the launch.
+  void begin_block(size_t dynamic_bytes);
   // The array of a declaration, filled with NaN for the first thread of a block that calls this. dynamic: the
   // array lies in the bytes that the launch gives, and a kernel declares it once; the other arrays have 48
   // KiB together.
@@ -68,7 +69,7 @@ class SharedMemory {
   void prepare(SharedArray& array, int64_t count, size_t element_bytes);
 
   std::vector<std::unique_ptr<SharedArray>> arrays_;
-  // Bytes of the arrays that this block has declared.
+  // Bytes of the arrays of constant size that this block has declared, and those of the launch.
   size_t static_bytes_ = 0, dynamic_bytes_ = 0;
   const SharedSite* dynamic_ = nullptr;
 };

@@ -21,6 +21,7 @@
 #include "kernels/simulated/table.hpp"
 #include "tensor/device.hpp"
 #include "tests/support/sanitized.hpp"
+#include "tests/support/simulated_gpu.hpp"
 
 using namespace capstan;
 using namespace capstan::kernels::simulated;
@@ -144,7 +145,7 @@ __global__ void both_shared_memories(int*) {
   CAPSTAN_DYNAMIC_SHARED(float, of_launch);
   of_launch[thread_index()] = 0;
 }
-constexpr int kAtLaunchArray = __LINE__ - 3;
+constexpr int kAtConstantArray = __LINE__ - 5;
 
 __global__ void unaligned_vector(const float* in, int*) {
   load_16(in + thread_index());
@@ -315,12 +316,33 @@ TEST_CASE("simulated kernels: what a GPU does not run") {
               "have 49160 bytes, and a GPU allows 49152");
   // A launch raises the limit of its kernel only if it has many bytes of its own.
   CHECK_NOTHROW(launch(LaunchContext{}, {1, 32, size_t{48} << 10}, both_shared_memories<32>, nullptr));
-  check_named(defects({1, 32, size_t{16} << 10}, both_shared_memories<32769>, nullptr), kAtLaunchArray,
+  check_named(defects({1, 32, size_t{16} << 10}, both_shared_memories<32769>, nullptr), kAtConstantArray,
               "has 49153 bytes, and a launch with 16384 of them allows 49152");
   check_named(defects({1, 32}, unaligned_vector, in.data(), nullptr), kAtVector,
               "a vector of 16 bytes is not aligned to its size");
-  CHECK_THROWS_AS(launch(LaunchContext{}, {1, 48}, write_past_the_end, nullptr), Error);
-  CHECK_THROWS_AS(launch(LaunchContext{}, {1, 2048}, write_past_the_end, nullptr), Error);
+  // Named at the launch.
+  const auto check_grid = [](const Grid& grid, const std::string& what) {
+    check_named(defects(grid, write_past_the_end, nullptr), grid.at.line, what);
+  };
+  check_grid({1, 48}, "a block has 48 threads, and a GPU runs complete warps of 32, 1024 threads at most");
+  check_grid({1, 2048}, "a block has 2048 threads, ");
+  check_grid({int64_t{1} << 31, 32}, "a launch has 2147483648 blocks, and a GPU runs 2147483647 at most");
+  const auto check_shared = [&](int capability, size_t kibibytes) {
+    const test::SimulatedGpu gpu(capability);
+    const size_t most = kibibytes << 10;
+    constexpr size_t kDeclared = 33 * sizeof(float);
+    CHECK_NOTHROW(launch(LaunchContext{}, {1, 32, most - kDeclared}, write_past_the_end, nullptr));
+    check_named(defects({1, 32, most}, write_past_the_end, nullptr), kAtWritePast - 1,
+                "and a GPU allows " + std::to_string(most));
+    check_grid({1, 32, most + 1},
+               "bytes of shared memory for each block, and a GPU allows " + std::to_string(most));
+  };
+  check_shared(80, 163);
+  check_shared(86, 99);
+  check_shared(89, 99);
+  check_shared(90, 227);
+  check_shared(103, 227);
+  check_shared(120, 99);
   CHECK_NOTHROW(launch(LaunchContext{}, {0, 32}, write_past_the_end, nullptr));
 }
 
@@ -398,7 +420,7 @@ TEST_CASE("simulated kernels: norms of wide rows fit into the shared memory of e
   const auto expected = results(kernels::kMaxSharedBytes);
   // sm_86, sm_89 and sm_120.
   CHECK(results(size_t{99} << 10) == expected);
-  check_named(defects({1, 32, size_t{100} << 10}, both_shared_memories<32>, nullptr), kAtLaunchArray,
+  check_named(defects({1, 32, size_t{99} << 10}, both_shared_memories<32>, nullptr), kAtConstantArray,
               "and a GPU allows 101376");
   set_most_shared_bytes(kernels::kMaxSharedBytes);
 }

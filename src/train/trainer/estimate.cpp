@@ -65,6 +65,7 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents, bool padd
   return shape;
 }
 
+// listener: of all memory; may be null.
 std::unique_ptr<Device> meta_device(const config::Config& config, int local_ranks, MemoryListener* listener) {
   auto device = make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
   device->listen_to_memory(listener);
@@ -75,22 +76,20 @@ std::unique_ptr<Device> meta_device(const config::Config& config, int local_rank
 // them in the same order, without memory.
 class MetaTrainer {
  public:
-  // listener: of all memory; may be null.
-  MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport,
-              MemoryListener* listener)
+  MetaTrainer(const config::Config& config, Device& device, int64_t rank, Transport transport)
       : config_(config),
-        device_(meta_device(config, local_ranks, listener)),
+        device_(device),
         mesh_(mesh_sizes(config, config.dist.world_size), rank),
         model_((connect_meta(mesh_, transport), models::build(config.model, model_shard(config, mesh_)))),
-        store_(*device_, model_->parameters(), store_groups(mesh_),
+        store_(device_, model_->parameters(), store_groups(mesh_),
                store_options(config, static_cast<int>(rank))),
-        optimizer_(make_optimizer(config, *device_, store_)),
+        optimizer_(make_optimizer(config, device_, store_)),
         saved_(state_tensors(store_, config.checkpoint.save_optim ? optimizer_.get() : nullptr)),
         snapshot_(config.checkpoint.async_save && config.checkpoint.save_interval
-                      ? snapshot_buffers(*device_, saved_)
+                      ? snapshot_buffers(device_, saved_)
                       : std::vector<PinnedBuffer>()),
-        runner_(config, mesh_, *device_, *model_, store_),
-        totals_(mesh_, *device_, store_, *optimizer_, runner_.router_values(),
+        runner_(config, mesh_, device_, *model_, store_),
+        totals_(mesh_, device_, store_, *optimizer_, runner_.router_values(),
                 config.model.mtp_num_layers.value_or(0)),
         expert_biases_(config, *model_, store_),
         micro_batches_(micro_batches_of(config, mesh_)) {
@@ -101,8 +100,7 @@ class MetaTrainer {
     runner_.allocate_losses_of(micro_batches_);
   }
 
-  const Device& device() const { return *device_; }
-  StepCounts counts() const { return counts_of(*device_, mesh_); }
+  StepCounts counts() const { return counts_of(device_, mesh_); }
   int64_t state_file_bytes() const { return store_.state_file() ? store_.state_file()->bytes() : 0; }
   // Number of micro-batches of a step.
   int64_t micro_batches() const { return micro_batches_; }
@@ -142,7 +140,7 @@ class MetaTrainer {
     runner_.reserve_uploads(source_of(rows)(0), evaluated, false);
   }
   // The synchronous save at the end of every run.
-  void save() { state_reader(*device_, saved_); }
+  void save() { state_reader(device_, saved_); }
 
  private:
   bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
@@ -154,7 +152,7 @@ class MetaTrainer {
   }
 
   const config::Config& config_;
-  const std::unique_ptr<Device> device_;
+  Device& device_;
   comm::Mesh mesh_;
   const std::unique_ptr<models::Model> model_;
   parallel::FlatStore store_;
@@ -190,7 +188,8 @@ class RecordedSteps final : public TapeObserver {
                 const parallel::ShorterStep& part)
       : part_(part),
         trace_(actions_of(shape, pipeline_rank, part), part),
-        trainer_(config, rank, local_ranks, transport, part.times > 0 ? &trace_ : nullptr) {
+        device_(meta_device(config, local_ranks, part.times > 0 ? &trace_ : nullptr)),
+        trainer_(config, *device_, rank, transport) {
     // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
     step();
     flops_ = executed_flops_ = 0;
@@ -205,7 +204,7 @@ class RecordedSteps final : public TapeObserver {
   bool complete() const { return part_.times == 0 || trace_.repeats(); }
   // With memory of complete steps.
   void write(const config::Config& config, int local_ranks, StepEstimate& estimate) const {
-    if (part_.times == 0) return write(trainer_.device(), estimate);
+    if (part_.times == 0) return write(*device_, estimate);
     const std::unique_ptr<Device> device = meta_device(config, local_ranks, nullptr);
     trace_.replay(*device);
     write(*device, estimate);
@@ -251,6 +250,7 @@ class RecordedSteps final : public TapeObserver {
 
   const parallel::ShorterStep part_;
   MemoryTrace trace_;
+  const std::unique_ptr<Device> device_;
   MetaTrainer trainer_;
   double flops_ = 0, executed_flops_ = 0;
   int64_t actions_ = 0;
@@ -279,6 +279,13 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
       backend_of(config.train.device).shares_host_memory ? estimate.memory : estimate.host_memory;
   host = with_resident_data(host, resident_data);
   return estimate;
+}
+
+void run_meta_step(const config::Config& config, Device& device, int64_t rank) {
+  CAPSTAN_ASSERT(device.is_meta(), "a step without data on a device with values");
+  MetaTrainer trainer(config, device, rank, planned_transport(config));
+  const parallel::PipelineShape shape = pipeline_shape(config, 0);
+  trainer.step(std::min(trainer.micro_batches(), 2 * std::max(shape.ranks, shape.group)), nullptr);
 }
 
 }  // namespace capstan::train

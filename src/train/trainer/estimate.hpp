@@ -43,6 +43,10 @@ struct StepEstimate {
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
                            int64_t resident_data = 0, std::optional<Transport> transport = std::nullopt);
 
+// Runs the passes and the update of one step, with the fewest micro-batches that fill the pipeline, on a
+// device of the type `meta`: that of a test may run kernels.
+void run_meta_step(const config::Config& config, Device& device, int64_t rank = 0);
+
 // Adds bytes of data that the host holds for the full run.
 MemoryUse with_resident_data(MemoryUse use, int64_t bytes);
 
