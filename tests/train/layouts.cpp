@@ -564,9 +564,12 @@ TEST_CASE(
       members.communicator().barrier();
       return save_state(members, plan, runner.state(), runner.store(), runner.optimizer());
     };
-    // Losses and gradient norms of two steps: the second's depend on the moments too.
+    // Losses and gradient norms of two steps: the second's depend on the moments too. And the loss of an
+    // evaluation after them.
     const auto next_steps = [](StepRunner& runner, const config::Config& config) {
-      return test::run_until(runner, config, runner.state().step + 2);
+      auto trace = test::run_until(runner, config, runner.state().step + 2);
+      trace.push_back(runner.evaluate(open_datasets(config, nullptr)[0], 1));
+      return trace;
     };
     for (size_t from = 0; from < layouts.size(); ++from) {
       if (few && !layouts[from].fast && (!kAll || recipe == "dora")) continue;
