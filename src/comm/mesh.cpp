@@ -235,8 +235,8 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
   if (name == "embedding" || name == "position_embedding") {
     const auto stages = dense_.group_of(rank, {Axis::pp});
     std::vector<int64_t> holders;
-    for (const int64_t stage : name == "embedding" ? sizes_.embedding_ranks : sizes_.position_ranks)
-      holders.push_back(stages[static_cast<size_t>(stage)]);
+    for (const int64_t holder : name == "embedding" ? sizes_.embedding_ranks : sizes_.position_ranks)
+      holders.push_back(stages[static_cast<size_t>(holder)]);
     return std::ranges::find(holders, rank) != holders.end() ? holders : std::vector{rank};
   }
   if (is_link(name)) return link_members(name, rank);
