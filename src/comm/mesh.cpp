@@ -130,6 +130,15 @@ int64_t index_of(const std::vector<int64_t>& members, int64_t rank) {
 constexpr const char* kForwardLink = "pp-forward-";
 constexpr const char* kBackwardLink = "pp-backward-";
 
+MeshSizes with_embedding_ranks(MeshSizes sizes) {
+  const auto& map = sizes.stage_ranks;
+  const int64_t first = map.empty() ? 0 : map.front(), last = map.empty() ? sizes.pp - 1 : map.back();
+  if (sizes.embedding_ranks.empty())
+    sizes.embedding_ranks = first == last ? std::vector{first} : std::vector{first, last};
+  if (sizes.position_ranks.empty()) sizes.position_ranks = {first};
+  return sizes;
+}
+
 // Divides the members into runs of `length` consecutive ones. Returns the run with `rank`, or the members at
 // the same index of every run.
 std::vector<int64_t> run_with(const std::vector<int64_t>& members, int64_t rank, int64_t length) {
@@ -145,7 +154,7 @@ std::vector<int64_t> across_runs(const std::vector<int64_t>& members, int64_t ra
 }  // namespace
 
 Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
-    : sizes_(sizes),
+    : sizes_(with_embedding_ranks(sizes)),
       dense_(dense_grid(sizes)),
       expert_(expert_grid(sizes)),
       rank_(rank),
@@ -211,7 +220,7 @@ std::optional<std::string> Mesh::repeated_group(const std::string& name) {
 
 bool Mesh::carries_tensors(std::string_view name) {
   // Positions in the grid.
-  constexpr std::string_view kWithout[] = {"dp", "tp-cp", "tp-dp-cp", "position_embedding", "edp"};
+  constexpr std::string_view kWithout[] = {"dp", "tp-cp", "tp-dp-cp", "edp"};
   return std::ranges::find(kWithout, name) == std::end(kWithout);
 }
 
@@ -225,11 +234,10 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
       return (group.expert ? expert_ : dense_).group_of(rank, group.axes);
   if (name == "embedding" || name == "position_embedding") {
     const auto stages = dense_.group_of(rank, {Axis::pp});
-    const auto& map = sizes_.stage_ranks;
-    const int64_t first = map.empty() ? stages.front() : stages[static_cast<size_t>(map.front())],
-                  last = map.empty() ? stages.back() : stages[static_cast<size_t>(map.back())];
-    if (name == "embedding" && first != last && (rank == first || rank == last)) return {first, last};
-    return {rank};
+    std::vector<int64_t> holders;
+    for (const int64_t holder : name == "embedding" ? sizes_.embedding_ranks : sizes_.position_ranks)
+      holders.push_back(stages[static_cast<size_t>(holder)]);
+    return std::ranges::find(holders, rank) != holders.end() ? holders : std::vector{rank};
   }
   if (is_link(name)) return link_members(name, rank);
   const auto of_instance = [&](const std::vector<int64_t>& data, bool shard) {

@@ -53,6 +53,9 @@ struct MeshSizes {
   int64_t kv_replicas = 1;
   // The pipeline rank of each stage (StageMap); empty: 0 … PP - 1, once or several times.
   std::vector<int64_t> stage_ranks = {};
+  // The pipeline ranks with a table of word embeddings; empty: those of the first and of the last stage. And
+  // those with a table of position embeddings; empty: that of the first stage.
+  std::vector<int64_t> embedding_ranks = {}, position_ranks = {};
 };
 
 // The ranks in the group of a link between two pipeline stages.
@@ -63,8 +66,8 @@ struct StageLink {
 // The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the
 // same ranks; the groups of both:
 //   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
-//   stages   embedding (the ranks of a pp group with the first and the last stage), position_embedding (first
-//            stage); other stages: alone
+//   stages   embedding and position_embedding (the ranks of a pp group with a copy of the table), other ranks
+//            alone
 //   links    pp-forward-0, -1, …: the rank of a stage and that of the next one, where the map of stages has
 //            such a pair; without a map each rank and the next one, also the last and the first.
 //            pp-backward-0, …: the same pairs in the other direction. Links of one name have no rank in

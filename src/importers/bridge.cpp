@@ -171,6 +171,28 @@ void cp_comm_type(Reader& r, const SourceItem& item) {
   r.draft.set_if_other("dist.cp_comm_type", *item.value, item.from);
 }
 
+// Text as in Capstan, or a list of the layers of each stage.
+void pipeline_layout(Reader& r, const SourceItem& item) {
+  constexpr Counterpart kLayers[] = {{"embedding", "E"}, {"decoder", "t"}, {"mtp", "m"}, {"loss", "L"}};
+  const char* const path = "dist.pipeline_model_parallel_layout";
+  if (item.value->kind != Node::Kind::list) {
+    r.draft.set(path, *item.value, item.from);
+    return;
+  }
+  std::string text;
+  for (const Node& stage : item.value->items) {
+    if (&stage != &item.value->items.front()) text += '|';
+    for (const Node& layer : stage.items) {
+      const auto* found = std::ranges::find(kLayers, layer.text, &Counterpart::target);
+      if (found == std::end(kLayers))
+        return r.draft.omit(item.from, *item.value, OmissionReason::value,
+                            "layers are embedding, decoder, mtp and loss, not " + layer.text);
+      text += found->value;
+    }
+  }
+  r.draft.set(path, text, item.from);
+}
+
 constexpr Rule kTable[] = {
     call("_target_ model._target_ checkpoint._target_ comm_overlap._target_ dataset._target_ ddp._target_ "
          "dist._target_ logger._target_ mixed_precision._target_ optimizer._target_ peft._target_ "
@@ -185,6 +207,8 @@ constexpr Rule kTable[] = {
     call("model.moe_layer_freq", take_moe_layers, "model.moe_layer_freq, model.moe_first_dense_layers"),
     call("model.moe_router_dtype", router_format),
     call("model.cp_comm_type", cp_comm_type),
+    call("model.pipeline_model_parallel_layout", pipeline_layout, "dist.pipeline_model_parallel_layout",
+         "text, or a list of the layers of each stage"),
     deferred("model.hf_model_id"),
     call("model.seq_len_interpolation_factor", interpolation),
     copy("model.scale_factor", "model.rope_scaling_factor"),

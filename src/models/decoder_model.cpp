@@ -9,6 +9,7 @@
 #include "config/sections/config.hpp"
 #include "kernels/table.hpp"
 #include "models/architectures/options.hpp"
+#include "ops/concat.hpp"
 #include "ops/linear_cross_entropy.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
@@ -83,7 +84,12 @@ DecoderModel::DecoderModel(const Architecture& architecture, const ModelConfig& 
           list, {"decoder.layers." + number, static_cast<int>(layer), "layer " + number}, config, layer);
       has_losses_of_layers_ = has_losses_of_layers_ || layers_[layer]->adds_losses();
     }
-  if (any_stage(&Stage::head)) add_head(list, architecture, config);
+  if (std::ranges::any_of(stages_, &Stage::final_norm))
+    final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
+                                             hidden_, norm_kind(config));
+  if (mtp_layers() > 0 && !embedding_) add_embedding(list, config);
+  if (any_stage(&Stage::head)) add_output(list, config);
+  add_mtp_layers(list, architecture, config);
   parameters_ = list.take();
 
   if (config.recompute_granularity == config::RecomputeGranularity::full) {
@@ -100,15 +106,21 @@ bool DecoderModel::any_stage(bool Stage::*has) const {
   return std::any_of(stages_.begin(), stages_.end(), [has](const Stage& stage) { return stage.*has; });
 }
 
-// The stage with the head has a copy of the embedding where it is another rank's and multi-token prediction
-// reads it: a parameter of both stages.
+int64_t DecoderModel::mtp_layers() const {
+  int64_t layers = 0;
+  for (const Stage& stage : stages_) layers += stage.mtp_layers;
+  return layers;
+}
+
+// The rank of the first stage owns the embedding. Multi-token prediction and a tied output layer read a copy
+// where they are on other ranks: a parameter of all of them.
 void DecoderModel::add_embedding(nn::ParamList& list, const ModelConfig& config) {
-  const bool owns = any_stage(&Stage::embedding), has_head = any_stage(&Stage::head),
-             tied = config.share_embeddings_and_output_weights,
-             reads_again = config.mtp_num_layers.has_value();
-  const auto shared_as = [&](bool shared) {
-    if (!shared || (owns && has_head)) return ParamSpec::Tied::no;
-    return owns ? ParamSpec::Tied::owner : ParamSpec::Tied::copy;
+  const bool owns = any_stage(&Stage::embedding), tied = config.share_embeddings_and_output_weights,
+             copied_for_mtp = config.mtp_num_layers && mtp_layers() == 0,
+             copied_for_head = tied && !any_stage(&Stage::head);
+  const auto shared_as = [owns](bool copied) {
+    if (!owns) return ParamSpec::Tied::copy;
+    return copied ? ParamSpec::Tied::owner : ParamSpec::Tied::no;
   };
   nn::Embedding::Options embedding;
   embedding.vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
@@ -118,27 +130,25 @@ void DecoderModel::add_embedding(nn::ParamList& list, const ModelConfig& config)
   embedding.multiplier = config.embedding_multiplier.value_or(1);
   embedding.init = embedding_init(config);
   if (tied) embedding.other_uses = {"output_layer.weight"};
-  embedding.tied = shared_as(tied || reads_again);
-  embedding.positions_tied = shared_as(reads_again);
+  embedding.tied = shared_as(copied_for_mtp || copied_for_head);
+  embedding.positions_tied = shared_as(copied_for_mtp);
   embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
 }
 
-void DecoderModel::add_head(nn::ParamList& list, const Architecture& architecture,
-                            const ModelConfig& config) {
+void DecoderModel::add_output(nn::ParamList& list, const ModelConfig& config) {
   const bool tied = config.share_embeddings_and_output_weights;
-  const int64_t mtp_layers = stages_.back().mtp_layers;
-  final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
-                                           hidden_, norm_kind(config));
-  if (mtp_layers > 0 && !embedding_) add_embedding(list, config);
-  if (!tied || !embedding_) {
-    // Without the embedding on this rank, the head of a tied model is a copy of its table.
-    ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
-        "weight", {resolved(config.padded_vocab_size, "padded_vocab_size"), hidden_},
-        tied ? embedding_init(config) : Init{Init::Kind::normal, config.init_method_std});
-    output.sharding = {ShardingAxis::tensor, 0};
-    if (tied) output.tied = ParamSpec::Tied::copy, output.other_uses = {"output_layer.weight"};
-    output_ = &list.add(std::move(output));
-  }
+  if (tied && embedding_) return;
+  // Without the embedding on this rank, the head of a tied model is a copy of its table.
+  ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
+      "weight", {resolved(config.padded_vocab_size, "padded_vocab_size"), hidden_},
+      tied ? embedding_init(config) : Init{Init::Kind::normal, config.init_method_std});
+  output.sharding = {ShardingAxis::tensor, 0};
+  if (tied) output.tied = ParamSpec::Tied::copy, output.other_uses = {"output_layer.weight"};
+  output_ = &list.add(std::move(output));
+}
+
+void DecoderModel::add_mtp_layers(nn::ParamList& list, const Architecture& architecture,
+                                  const ModelConfig& config) {
   // Layers of the last layer's kind. Dropout, routers and formats count them after the last layer.
   const nn::MtpLayer::Options mtp{.hidden = hidden_,
                                   .norm = norm_kind(config),
@@ -146,7 +156,7 @@ void DecoderModel::add_head(nn::ParamList& list, const Architecture& architectur
                                   .layer = [&](const nn::ModulePath& path) {
                                     return architecture.make_layer(list, path, config, config.num_layers - 1);
                                   }};
-  for (int64_t depth = 0; depth < mtp_layers; ++depth) {
+  for (int64_t depth = 0; depth < mtp_layers(); ++depth) {
     const std::string number = std::to_string(depth);
     mtp_layers_.push_back(std::make_unique<nn::MtpLayer>(
         list,
@@ -235,19 +245,19 @@ StageResult DecoderModel::forward_stage(Tape& tape, size_t index, const Batch& b
                                         const ForwardOptions& options) const {
   const Stage& stage = stages_.at(index);
   const nn::TokenContext context = token_context(tape, batch, options);
-  nn::HiddenStates hidden_states{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input,
-                                 {}};
-  hidden_states = forward_layers(tape, stage, std::move(hidden_states), context, options.recompute);
-  if (!stage.head) {
-    StageResult result{nn::materialize(tape, std::move(hidden_states)), {}};
-    tape.output("hidden_states", result.hidden_states);
-    return result;
-  }
-  const Var x = nn::normalize(tape, *final_norm_, std::move(hidden_states)).y;
-  Loss loss = head_loss(tape, x, batch.labels, batch.loss_mask, "loss");
-  if (options.training && !mtp_layers_.empty())
-    predict_later_tokens(tape, x, batch, context, options.recompute, loss);
-  return {{}, std::move(loss)};
+  // Of the model, then of each depth of multi-token prediction so far.
+  std::vector<Var> states{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input};
+  if (options.training && stage.states_in() > 1) states = ops::split_rows(tape, input, stage.states_in());
+  nn::HiddenStates hidden_states =
+      forward_layers(tape, stage, {std::move(states[0]), {}}, context, options.recompute);
+  states[0] = stage.final_norm() ? nn::normalize(tape, *final_norm_, std::move(hidden_states)).y
+                                 : nn::materialize(tape, std::move(hidden_states));
+  if (options.training && stage.mtp_layers > 0)
+    predict_later_tokens(tape, states, batch, context, options.recompute);
+  if (stage.head) return {{}, losses(tape, states, batch)};
+  StageResult result{states.size() > 1 ? ops::concat_rows(tape, states) : std::move(states[0]), {}};
+  tape.output("hidden_states", result.hidden_states);
+  return result;
 }
 
 Loss DecoderModel::head_loss(Tape& tape, const Var& hidden_states, const Tensor& labels,
@@ -259,10 +269,20 @@ Loss DecoderModel::head_loss(Tape& tape, const Var& hidden_states, const Tensor&
   return {std::move(loss.sum), std::move(loss.exact_sum), std::move(loss.per_token), {}};
 }
 
+Loss DecoderModel::losses(Tape& tape, std::span<const Var> states, const Batch& batch) const {
+  Loss loss = head_loss(tape, states[0], batch.labels, batch.loss_mask, "loss");
+  for (size_t depth = 1; depth < states.size(); ++depth) {
+    const LaterTokens& later = batch.later.at(depth - 1);
+    loss.mtp_sums.push_back(
+        head_loss(tape, states[depth], later.labels, later.loss_mask, mtp_loss_name(depth)).exact_sum);
+  }
+  return loss;
+}
+
 // Depth k predicts the token k after the label of each position, from the hidden states of depth k - 1 and
 // the embedding of the token k after the position. Rotary positions and documents are those of the position.
-void DecoderModel::predict_later_tokens(Tape& tape, Var hidden_states, const Batch& batch,
-                                        const nn::TokenContext& context, bool recompute, Loss& loss) const {
+void DecoderModel::predict_later_tokens(Tape& tape, std::vector<Var>& states, const Batch& batch,
+                                        const nn::TokenContext& context, bool recompute) const {
   CAPSTAN_ASSERT(batch.later.size() == mtp_layers_.size(),
                  "a batch for " + std::to_string(batch.later.size()) + " depths of multi-token prediction");
   for (size_t depth = 1; depth <= mtp_layers_.size(); ++depth) {
@@ -273,15 +293,13 @@ void DecoderModel::predict_later_tokens(Tape& tape, Var hidden_states, const Bat
     if (learned_positions_ > 0) at_later.positions = later.positions;
     const Var embedding = embedding_->forward(tape, later.tokens, at_later, depth);
     if (recompute && recomputes_mtp_)
-      hidden_states =
-          tape.recompute("mtp " + std::to_string(depth - 1), {std::move(hidden_states), embedding},
-                         [&layer, context](Tape& inner, std::span<const Var> inputs) {
-                           return std::vector<Var>{layer.forward(inner, inputs[0], inputs[1], context)};
-                         })[0];
+      states.push_back(tape.recompute("mtp " + std::to_string(depth - 1), {states.back(), embedding},
+                                      [&layer, context](Tape& inner, std::span<const Var> inputs) {
+                                        return std::vector<Var>{
+                                            layer.forward(inner, inputs[0], inputs[1], context)};
+                                      })[0]);
     else
-      hidden_states = layer.forward(tape, hidden_states, embedding, context);
-    loss.mtp_sums.push_back(
-        head_loss(tape, hidden_states, later.labels, later.loss_mask, mtp_loss_name(depth)).exact_sum);
+      states.push_back(layer.forward(tape, states.back(), embedding, context));
   }
 }
 
@@ -311,6 +329,7 @@ KvCache DecoderModel::make_cache(Device& device, int64_t batch, int64_t capacity
 Tensor DecoderModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens, const Tensor& input,
                                   KvCache& cache) const {
   const Stage& stage = stages_.at(index);
+  CAPSTAN_ASSERT(stage.head == stage.final_norm(), "generation through layers of multi-token prediction");
   Device& device = tape.device();
   const int64_t count = cache.batch > 0 ? tokens.elements() / cache.batch : 0;
   CAPSTAN_ASSERT(

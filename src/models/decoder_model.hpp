@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "config/sections/model.hpp"
@@ -35,8 +36,12 @@ class DecoderModel final : public Model {
 
  private:
   bool any_stage(bool Stage::*has) const;
+  // Depths of multi-token prediction on this rank.
+  int64_t mtp_layers() const;
   void add_embedding(nn::ParamList& list, const config::ModelConfig& config);
-  void add_head(nn::ParamList& list, const Architecture& architecture, const config::ModelConfig& config);
+  void add_output(nn::ParamList& list, const config::ModelConfig& config);
+  void add_mtp_layers(nn::ParamList& list, const Architecture& architecture,
+                      const config::ModelConfig& config);
   nn::TokenContext token_context(Tape& tape, const Batch& batch, const ForwardOptions& options) const;
   // Runs the layers of a stage. The model section selects which activations are recomputed.
   nn::HiddenStates forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
@@ -44,9 +49,11 @@ class DecoderModel final : public Model {
   // hidden_states: the output of the final norm, of this rank's rows.
   Loss head_loss(Tape& tape, const Var& hidden_states, const Tensor& labels, const Tensor& loss_mask,
                  const std::string& output) const;
-  // Computes the losses of multi-token prediction and adds them to `loss`.
-  void predict_later_tokens(Tape& tape, Var hidden_states, const Batch& batch,
-                            const nn::TokenContext& context, bool recompute, Loss& loss) const;
+  // Multi-token prediction: appends the hidden states of each depth to those of the model, `states`.
+  void predict_later_tokens(Tape& tape, std::vector<Var>& states, const Batch& batch,
+                            const nn::TokenContext& context, bool recompute) const;
+  // The losses of the model and of each depth, from their hidden states.
+  Loss losses(Tape& tape, std::span<const Var> states, const Batch& batch) const;
   const nn::DecoderLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }
   void check_positions(int64_t positions) const;
@@ -69,15 +76,15 @@ class DecoderModel final : public Model {
   // Referenced by the layers.
   std::shared_ptr<const nn::AdapterOptions> adapters_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  // Null: on another stage. The stage with multi-token prediction has a copy.
+  // Null: on another rank. Those with multi-token prediction have a copy.
   std::unique_ptr<nn::Embedding> embedding_;
   // The layers of this stage, by global index.
   std::map<int64_t, std::unique_ptr<nn::DecoderLayer>> layers_;
-  // Null: on another stage.
+  // Null: on another rank.
   std::unique_ptr<nn::Norm> final_norm_;
-  // By depth; empty: none on this stage.
+  // By depth; empty: none on this rank.
   std::vector<std::unique_ptr<nn::MtpLayer>> mtp_layers_;
-  // Null: tied to the embedding.
+  // Null: tied to the embedding, or on another rank.
   const Parameter* output_ = nullptr;
   // Null without rotary positions.
   std::unique_ptr<nn::RopeTables> rope_tables_;

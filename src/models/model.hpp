@@ -20,8 +20,16 @@ namespace capstan::models {
 struct Stage {
   int64_t first_layer = 0, layers = 0;
   bool embedding = false, head = false;
-  // Depths of multi-token prediction; only in the stage with the head.
-  int64_t mtp_layers = 0;
+  // Depths of multi-token prediction: of this stage, and of an earlier one. All are in one stage, after which
+  // only the head follows.
+  int64_t mtp_layers = 0, mtp_before = 0;
+
+  // The final norm comes before multi-token prediction.
+  bool final_norm() const { return mtp_layers > 0 || (head && mtp_before == 0); }
+  // Tensors of hidden states in the input and in the output of a training pass: those of the model and of
+  // each depth so far.
+  int64_t states_in() const { return 1 + mtp_before; }
+  int64_t states_out() const { return 1 + mtp_before + mtp_layers; }
 };
 
 // The shard of a model that one rank holds: its stages in the order of the forward pass, and the ranks over
@@ -125,7 +133,8 @@ struct KvCache {
 
 // The result of a stage: hidden states for the next stage, or the loss.
 struct StageResult {
-  // [rows, hidden], also the tape's output "hidden_states"; rows: N, or a tensor-parallel shard of N.
+  // [states * rows, hidden], also the tape's output "hidden_states"; rows: N, or a tensor-parallel shard of
+  // N; states: in training Stage::states_out(), else 1.
   Var hidden_states;
   Loss loss;
 };

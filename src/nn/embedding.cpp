@@ -18,6 +18,7 @@ Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Opt
       "weight", {options.positions, options.hidden}, options.init);
   positions.partial_over_tensor = parallel_.shards_rows();
   positions.tied = options.positions_tied;
+  positions.holders = ParamSpec::Holders::position_embedding;
   positions_ = &parameters.add(std::move(positions));
 }
 

@@ -42,4 +42,50 @@ Var concat_columns(Tape& tape, const Var& a, const Var& b) {
                       }})[0];
 }
 
+Var concat_rows(Tape& tape, std::span<const Var> parts) {
+  const Shape part = parts[0].shape();
+  const auto count = static_cast<int64_t>(parts.size());
+  const Tensor y = Tensor::empty(tape.device(), {count * part[0], part[1]}, parts[0].dtype());
+  for (int64_t i = 0; i < count; ++i) {
+    const Var& from = parts[static_cast<size_t>(i)];
+    CAPSTAN_ASSERT(from.shape() == part && from.dtype() == y.dtype(),
+                   "concat_rows: " + parts[0].value.text() + " and " + from.value.text());
+    copy_columns(from.value, y.slice(0, i * part[0], part[0]));
+  }
+  return tape.record({.name = "concat_rows",
+                      .inputs = {parts.begin(), parts.end()},
+                      .outputs = {y},
+                      .cost = {0, 2.0 * static_cast<double>(y.bytes())},
+                      .backward = [rows = part[0], count](BackwardContext& ctx) {
+                        const Tensor dy = ctx.output_gradient();
+                        for (int64_t i = 0; i < count; ++i)
+                          ctx.accumulate_gradient(static_cast<size_t>(i), dy.slice(0, i * rows, rows));
+                      }})[0];
+}
+
+std::vector<Var> split_rows(Tape& tape, const Var& x, int64_t count) {
+  CAPSTAN_ASSERT(x.shape().rank() == 2 && x.size(0) % count == 0,
+                 "split_rows: " + x.value.text() + " in " + std::to_string(count));
+  const int64_t rows = x.size(0) / count;
+  std::vector<Tensor> parts;
+  for (int64_t i = 0; i < count; ++i) parts.push_back(x.value.slice(0, i * rows, rows));
+  return tape.record({.name = "split_rows",
+                      .inputs = {x},
+                      .outputs = std::move(parts),
+                      .backward_cost = {0, 2.0 * static_cast<double>(x.value.bytes())},
+                      .backward = [shape = x.shape(), dtype = x.dtype(), rows, count](BackwardContext& ctx) {
+                        const Tensor dx = Tensor::empty(ctx.device(), shape, dtype);
+                        for (int64_t i = 0; i < count; ++i) {
+                          const Tensor dy = ctx.output_gradient(static_cast<size_t>(i)),
+                                       to = dx.slice(0, i * rows, rows);
+                          // No gradient: nothing depends on the part.
+                          if (dy.defined())
+                            copy_columns(dy, to);
+                          else
+                            ctx.device().zero(to.address(), to.bytes());
+                        }
+                        ctx.accumulate_gradient(0, dx);
+                      }});
+}
+
 }  // namespace capstan::ops

@@ -49,9 +49,11 @@ struct ParamSpec {
   std::string block;
   // Names of further uses: a tied embedding names the output layer.
   std::vector<std::string> other_uses;
-  // A tied parameter whose uses are on different pipeline stages is in the parameter lists of both, which sum
-  // its gradients. The `owner` counts it in the gradient norm and writes it to checkpoints.
+  // A tied parameter whose uses are on different pipeline stages is in the parameter lists of all of them,
+  // which sum its gradients. The `owner` counts it in the gradient norm and writes it to checkpoints.
   enum class Tied : uint8_t { no, owner, copy } tied = Tied::no;
+  // The stages that hold a tied parameter: the group of this name (comm::Mesh).
+  enum class Holders : uint8_t { embedding, position_embedding } holders = Holders::embedding;
 
   // Expert parameters have the experts as dimension 0, sharded over ShardingAxis::expert. Tokens are sent to
   // the experts' ranks, so that the gradient is summed only over the ranks that hold the same experts.

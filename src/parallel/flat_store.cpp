@@ -22,9 +22,9 @@ namespace {
 // The queue of gradient reductions. Nothing is reduced where no group has several ranks.
 Queue reduce_queue_of(const Device& device, const StoreGroups& groups) {
   bool reduces = false;
-  for (const comm::Communicator* group :
-       {groups.dense.shard, groups.dense.replica, groups.dense.tensor, groups.expert.shard,
-        groups.expert.replica, groups.expert.tensor, groups.kv_replicas, groups.embedding})
+  for (const comm::Communicator* group : {groups.dense.shard, groups.dense.replica, groups.dense.tensor,
+                                          groups.expert.shard, groups.expert.replica, groups.expert.tensor,
+                                          groups.kv_replicas, groups.embedding, groups.position_embedding})
     reduces = reduces || comm::ranks_of(group) > 1;
   return reduces && device.queues_work() ? Queue::communication : Queue::compute;
 }

@@ -50,9 +50,9 @@
 //
 // Gradients are fp32 sums over micro-batches and, in rank order (comm/reduce.hpp), over ranks: the elements
 // of partial_over_tensor parameters over `tensor`, those of replicated segments over `kv_replicas`, then all
-// elements over `shard` and `replica`, then tied parameters over `embedding`. With optim_grads and
-// optim_grads_params the gradients of each micro-batch are reduced over `tensor`, `kv_replicas` and `shard`
-// before they are added. The optimizer divides by the token count.
+// elements over `shard` and `replica`, then tied parameters over the stages that hold them. With optim_grads
+// and optim_grads_params the gradients of each micro-batch are reduced over `tensor`, `kv_replicas` and
+// `shard` before they are added. The optimizer divides by the token count.
 //
 // Tokens are sent to the ranks of the experts that they are routed to. The gradient of an expert on such a
 // rank is therefore a sum over tokens of all ranks that hold other experts, and has the same factor as the
@@ -123,11 +123,16 @@ struct StoreGroups {
   // Tensor-parallel ranks that hold the same key and value heads, the replicated segments of a Shard. The
   // gradients of these segments are summed over them.
   comm::Communicator* kv_replicas = nullptr;
-  // First and last pipeline stage. Gradients of tied parameters are summed over them.
-  comm::Communicator* embedding = nullptr;
+  // The pipeline stages with a table of word or of position embeddings. Gradients of tied parameters are
+  // summed over them.
+  comm::Communicator *embedding = nullptr, *position_embedding = nullptr;
 
   const GridGroups& of(const Parameter& parameter) const {
     return parameter.spec().grid() == ParameterGrid::expert ? expert : dense;
+  }
+  // The stages that hold a tied parameter.
+  comm::Communicator* holders(const ParamSpec& spec) const {
+    return spec.holders == ParamSpec::Holders::position_embedding ? position_embedding : embedding;
   }
 };
 
@@ -526,9 +531,9 @@ class FlatStore final : public ParamStore {
   void end_reduction(PendingReduction& pending);
   void finish_bucket(PendingReduction& pending);
   void reduce_over_replicas();
-  // Sums the gradients of tied parameters over `embedding`, after all other sums of them. Only after the last
-  // backward pass: the last stage has these gradients long before the first stage, which waits for what the
-  // last stage still has to send.
+  // Sums the gradients of tied parameters over their holders, after all other sums of them. Only after the
+  // last backward pass: the last stage has these gradients long before the first stage, which waits for what
+  // the last stage still has to send.
   void reduce_tied();
   // Reduces a slice of the gradients over `replica`, in place.
   void sum_over_replicas(PendingReduction& pending, const Tensor& slice);

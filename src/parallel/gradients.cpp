@@ -327,16 +327,16 @@ void FlatStore::reduce_over_replicas() {
 }
 
 void FlatStore::reduce_tied() {
-  if (comm::ranks_of(groups_.embedding) == 1) return;
   for (size_t index = 0; index < buckets_.size(); ++index) {
     const Bucket& bucket = buckets_[index];
-    if (!bucket.plan->trainable || bucket.plan->parameters.front()->spec().tied == ParamSpec::Tied::no)
-      continue;
+    const ParamSpec& spec = bucket.plan->parameters.front()->spec();
+    comm::Communicator* holders = groups_.holders(spec);
+    if (!bucket.plan->trainable || spec.tied == ParamSpec::Tied::no || comm::ranks_of(holders) == 1) continue;
     finish_gradient_all_gather(index);
     PendingReduction& pending = add_pending(index);
     // Pipeline stages number their buckets independently: the purpose names no bucket.
     add_reduction(pending,
-                  comm::Reduction::all_reduce(*groups_.embedding, gradients_of(bucket, bucket.owned),
+                  comm::Reduction::all_reduce(*holders, gradients_of(bucket, bucket.owned),
                                               "gradients of tied weights", reduce_queue_, reduce_queue_));
     end_reduction(pending);
   }

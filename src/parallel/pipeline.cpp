@@ -107,7 +107,7 @@ class Runner {
     if (!from || from->rank == rank_) return;
     const Key key{action.kind, action.micro_batch, action.chunk};
     if (incoming_.count(key)) return;
-    const Tensor full = stages_.make_hidden_states(action.micro_batch);
+    const Tensor full = stages_.make_input(action);
     Tensor shard = full;
     if (sharded_transfer(full))
       shard = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());

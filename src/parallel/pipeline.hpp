@@ -13,9 +13,9 @@ namespace capstan::parallel {
 class StageComputation {
  public:
   virtual ~StageComputation() = default;
-  // An uninitialized tensor for the hidden states of this micro-batch, as this rank holds them. Their
-  // gradient has the same shape.
-  virtual Tensor make_hidden_states(int64_t micro_batch) = 0;
+  // An uninitialized tensor for what an action receives: the hidden states of a forward pass, or the gradient
+  // of those that the chunk has sent, as this rank holds them.
+  virtual Tensor make_input(const PipelineAction& action) = 0;
   virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) = 0;
   // Computes weight gradients too, unless the schedule has actions of their own for them.
   virtual Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) = 0;

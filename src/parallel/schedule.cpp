@@ -246,8 +246,9 @@ std::string action_text(size_t rank, const PipelineAction& action) {
 // Runs the lists of actions by the clock.
 class Simulation {
  public:
-  Simulation(const PipelineShape& shape, const Schedule& schedule, ScheduleRun& run, int64_t transfer)
-      : s_(shape), schedule_(schedule), run_(run), stages_(shape.stages()), transfer_(transfer) {
+  Simulation(const PipelineShape& shape, const Schedule& schedule, ScheduleRun& run,
+             const std::vector<int64_t>& transfers)
+      : s_(shape), schedule_(schedule), run_(run), stages_(shape.stages()), transfers_(transfers) {
     for (auto& ended : ended_) ended.assign(static_cast<size_t>(stages_.stages() * s_.micro_batches), kNever);
     const size_t ranks = schedule.size();
     next_.assign(ranks, 0);
@@ -295,7 +296,8 @@ class Simulation {
   // When what stage `from` computed is at stage `to`.
   int64_t arrived(ActionKind kind, int64_t from, int64_t to, int64_t micro_batch) {
     const int64_t end = ended(kind, from, micro_batch);
-    return end == kNever || stages_.rank_of(from) == stages_.rank_of(to) ? end : end + transfer_;
+    if (end == kNever || stages_.rank_of(from) == stages_.rank_of(to) || transfers_.empty()) return end;
+    return end + transfers_[static_cast<size_t>(std::min(from, to))];
   }
 
   // Runs the next action of a rank; false: its inputs are not there, or there is an error.
@@ -396,7 +398,7 @@ class Simulation {
   const Schedule& schedule_;
   ScheduleRun& run_;
   const comm::StageMap stages_;
-  const int64_t transfer_;
+  const std::vector<int64_t>& transfers_;
   // By kind of action.
   std::array<std::vector<int64_t>, 3> ended_;
   std::vector<size_t> next_;
@@ -411,7 +413,7 @@ ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, Actio
 }
 
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, std::vector<ActionTicks> ticks,
-                     int64_t transfer) {
+                     const std::vector<int64_t>& transfers) {
   CAPSTAN_ASSERT(std::ssize(ticks) == shape.ranks * shape.chunks, "durations of every stage");
   ScheduleRun run;
   run.lengths = std::move(ticks);
@@ -420,7 +422,7 @@ ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, std::
         std::to_string(schedule.size()) + " lists of actions for " + std::to_string(shape.ranks) + " ranks";
     return run;
   }
-  Simulation(shape, schedule, run, transfer).run();
+  Simulation(shape, schedule, run, transfers).run();
   return run;
 }
 

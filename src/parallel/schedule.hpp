@@ -106,11 +106,11 @@ struct ScheduleRun {
   // Idle time of rank 0 as a fraction of its work.
   double bubble() const { return static_cast<double>(idle[0]) / static_cast<double>(ticks - idle[0]); }
 };
-// Simulates the schedule: an action begins when its rank is idle and its inputs have arrived, `transfer`
-// ticks after another rank computed them. Sends never wait and take no time of the sender. ticks: durations
-// of the actions of each stage.
+// Simulates the schedule: an action begins when its rank is idle and its inputs have arrived. Sends never
+// wait and take no time of the sender. ticks: durations of the actions of each stage. transfers: ticks from
+// each stage to the next one, where another rank has it, and back; empty: none.
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, std::vector<ActionTicks> ticks,
-                     int64_t transfer = 0);
+                     const std::vector<int64_t>& transfers = {});
 // Every stage takes the same time, and transfers take none.
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks);
 inline ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule) {

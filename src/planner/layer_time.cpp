@@ -406,12 +406,10 @@ std::vector<StageTime> stage_times(const RunShape& s, const Cluster& cluster) {
     if (away_dense > 0) add_offload(time, low[0], layer_activations(s, false), cluster, real(away_dense));
     if (away > away_dense)
       add_offload(time, low[1], layer_activations(s, true), cluster, real(away - away_dense));
-    if (stage.mtp_layers > 0) {
+    if (stage.mtp_layers > 0)
       add(time, (s.format == GemmFormat::fp4 ? high : low)[s.is_expert_layer(s.layers - 1) ? 1 : 0],
           real(stage.mtp_layers));
-      add(time, head, real(stage.mtp_layers));
-    }
-    if (stage.head) add(time, head, 1);
+    if (stage.head) add(time, head, real(1 + s.mtp_layers));
     if (stage.embedding) add(time, embedding, 1);
   }
   return times;

@@ -17,6 +17,23 @@ bool holds(const RunShape& s, size_t stage, int64_t pipeline_rank) {
   return s.stage_ranks[stage] == pipeline_rank;
 }
 
+// The tables of a rank: the embedding, of which multi-token prediction reads a copy, and the output layer,
+// which is a copy of it where they are tied.
+struct HeldTables {
+  bool embedding = false, output = false;
+  int64_t count() const { return (embedding ? 1 : 0) + (output ? 1 : 0); }
+};
+HeldTables held_tables(const RunShape& s, int64_t rank) {
+  HeldTables held;
+  for (size_t i = 0; i < s.stages.size(); ++i) {
+    if (!holds(s, i, rank)) continue;
+    held.embedding |= s.stages[i].embedding || s.stages[i].mtp_layers > 0;
+    held.output |= s.stages[i].head;
+  }
+  if (s.tied && held.embedding) held.output = false;
+  return held;
+}
+
 RankParameters of_layer(const RunShape& s, const LayerParameters& p) {
   return {p.sharded / real(s.tp) + p.replicated, p.experts / real(s.ep * s.etp)};
 }
@@ -29,22 +46,19 @@ RankParameters rank_parameters(const RunShape& s, int64_t pipeline_rank) {
     const RankParameters one = of_layer(s, p);
     sum.dense += real(count) * one.dense, sum.experts += real(count) * one.experts;
   };
-  const double table = real(s.vocab * s.hidden) / real(s.tp);
-  bool embedding = false;
   for (size_t i = 0; i < s.stages.size(); ++i) {
     if (!holds(s, i, pipeline_rank)) continue;
     const StageShape& stage = s.stages[i];
     if (stage.dense_layers > 0) add(layer_parameters(s, false), stage.dense_layers);
     if (stage.expert_layers > 0) add(layer_parameters(s, true), stage.expert_layers);
     if (stage.mtp_layers > 0) add(mtp_parameters(s), stage.mtp_layers);
-    if (stage.embedding) sum.dense += table + real(s.positions * s.hidden);
-    embedding = embedding || stage.embedding;
-    if (!stage.head) continue;
-    sum.dense += real(s.norm_vectors * s.hidden);
-    if (!s.tied) sum.dense += table;
-    // A tied output layer, and multi-token prediction, read a copy of the embedding.
-    if (!embedding && (s.tied || stage.mtp_layers > 0)) sum.dense += table;
+    // Multi-token prediction reads the output of the final norm.
+    if (stage.mtp_layers > 0 || (stage.head && stage.states_out == 1))
+      sum.dense += real(s.norm_vectors * s.hidden);
   }
+  const HeldTables held = held_tables(s, pipeline_rank);
+  sum.dense += real(held.count()) * real(s.vocab * s.hidden) / real(s.tp);
+  if (held.embedding) sum.dense += real(s.positions * s.hidden);
   return sum;
 }
 
@@ -265,6 +279,11 @@ struct ChunkBytes {
   double operands = 0;
 };
 
+// Bytes of the hidden states of a micro-batch on one rank.
+double state_bytes(const RunShape& s) {
+  return s.activation_bytes * s.tokens() * real(s.hidden) / (s.sequence_parallel ? real(s.tp) : 1);
+}
+
 // first_layer: of the stage.
 ChunkBytes bytes_of_chunk(const RunShape& s, const StageShape& stage, int64_t first_layer,
                           const ModelBytes& model) {
@@ -272,9 +291,8 @@ ChunkBytes bytes_of_chunk(const RunShape& s, const StageShape& stage, int64_t fi
   // Recomputation by blocks, and offload, take the first layers.
   int64_t few = !s.recompute.full ? 0 : s.recompute.layers >= 0 ? s.recompute.layers : stage.layers() + 1;
   int64_t away = s.offloaded_layers;
-  const auto add = [&](const LayerBytes& bytes) {
-    const bool on_host = away-- > 0;
-    const double kept = few-- > 0 ? bytes.input : bytes.kept;
+  const auto add = [&](const LayerBytes& bytes, bool recomputed, bool on_host) {
+    const double kept = recomputed ? bytes.input : bytes.kept;
     (on_host ? chunk.on_host : chunk.held) += kept;
     if (on_host) chunk.offloaded = std::max(chunk.offloaded, kept);
     chunk.recomputed = std::max(chunk.recomputed - (on_host ? 0 : kept), bytes.full - kept);
@@ -282,11 +300,17 @@ ChunkBytes bytes_of_chunk(const RunShape& s, const StageShape& stage, int64_t fi
   };
   for (int64_t k = 0; k < stage.layers(); ++k) {
     const FormatBytes& format = s.is_low_precision_layer(first_layer + k) ? model.low : model.high;
-    add(k < stage.dense_layers ? format.dense : format.expert);
+    add(k < stage.dense_layers ? format.dense : format.expert, few-- > 0, away-- > 0);
   }
+  // Which leave out multi-token prediction. A depth saves the embedding and the hidden states that it
+  // combines, both again side by side, and the input of its norm; recomputed, the embedding beside the input
+  // of a layer.
   const FormatBytes& mtp = s.format == GemmFormat::fp4 ? model.high : model.low;
-  for (int64_t k = 0; k < stage.mtp_layers; ++k)
-    add(s.is_expert_layer(s.layers - 1) ? mtp.expert : mtp.dense);
+  const bool recomputed = s.recompute.full && s.recompute.layers < 0;
+  for (int64_t k = 0; k < stage.mtp_layers; ++k) {
+    add(s.is_expert_layer(s.layers - 1) ? mtp.expert : mtp.dense, recomputed, false);
+    chunk.held += (recomputed ? 1 : 5) * state_bytes(s);
+  }
   return chunk;
 }
 
@@ -335,10 +359,7 @@ double largest_weight(const RunShape& s) {
 
 // Embedding and output layer of a rank, which stay in 16 bits where layers are quantized.
 double tables(const RunShape& s, int64_t rank) {
-  double count = 0;
-  for (size_t i = 0; i < s.stages.size(); ++i)
-    if (holds(s, i, rank)) count += (s.stages[i].embedding ? 1 : 0) + (s.stages[i].head && !s.tied ? 1 : 0);
-  return count * real(s.vocab * s.hidden) / real(s.tp);
+  return real(held_tables(s, rank).count()) * real(s.vocab * s.hidden) / real(s.tp);
 }
 
 // Parameters of one layer, the last one, on one rank.
@@ -458,16 +479,33 @@ double head_reduction(const RunShape& s) {
   return s.reduced_bytes * real(s.vocab * s.hidden) / real(s.tp);
 }
 
+// Whether a rank has layers of the model, or of multi-token prediction.
+bool has_layers(const RunShape& s, int64_t rank) {
+  for (size_t i = 0; i < s.stages.size(); ++i)
+    if (holds(s, i, rank) && s.stages[i].layers() + s.stages[i].mtp_layers > 0) return true;
+  return false;
+}
+
+// Hidden states and gradients of them that are on their way from or to other stages: two tensors each of what
+// a stage receives and sends.
+double transferred_states(const RunShape& s, int64_t rank) {
+  int64_t most = 0;
+  for (size_t i = 0; i < s.stages.size(); ++i)
+    if (holds(s, i, rank))
+      most = std::max(most, s.stages[i].states_out + s.stages[i > 0 ? i - 1 : 0].states_out);
+  return s.pp > 1 ? 2 * real(most) * state_bytes(s) : 0;
+}
+
 // Gradients that exist beside all that a layer saves: of the outputs of an MLP or of experts, and of their
-// hidden layer. With a pipeline two tensors each of hidden states and of gradients are on their way from or
-// to other stages. With ZeRO 3 the peak comes later (add_sharded_blocks).
-double layer_gradients(const RunShape& s) {
+// hidden layer. With ZeRO 3 the peak comes later (add_sharded_blocks).
+double layer_gradients(const RunShape& s, int64_t rank) {
   if (s.sharding == config::ShardingStrategy::optim_grads_params) return 0;
-  const double states = s.tokens() * real(s.hidden) / real(s.sequence_parallel ? s.tp : 1);
-  const double layer = s.is_expert_layer(s.layers - 1)
-                           ? s.expert_rows() * (real(s.hidden) + real(s.experts->ffn) / real(s.etp))
-                           : states + s.tokens() * real(s.ffn) / real(s.tp);
-  return s.activation_bytes * (layer + (s.pp > 1 ? 4 * states : 0));
+  const double transferred = transferred_states(s, rank);
+  if (!has_layers(s, rank)) return transferred;
+  if (s.is_expert_layer(s.layers - 1))
+    return transferred +
+           s.activation_bytes * s.expert_rows() * (real(s.hidden) + real(s.experts->ffn) / real(s.etp));
+  return transferred + state_bytes(s) + s.activation_bytes * s.tokens() * real(s.ffn) / real(s.tp);
 }
 
 // Rows of a micro-batch whose logits exist at a time.
@@ -503,9 +541,10 @@ double largest_block(const RunShape& s) {
 std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
   const ModelBytes model(s);
   std::vector<MemoryShape> ranks;
-  const double expanded = expanded_weight(s), gradients = layer_gradients(s);
+  const double expanded = expanded_weight(s);
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     MemoryShape m = states(s, rank);
+    const double gradients = layer_gradients(s, rank);
     m.parameters += expanded;
     const Activations activations = activations_in_flight(s, rank, model);
     m.activations = activations.device, m.host += activations.host;
@@ -513,16 +552,19 @@ std::vector<MemoryShape> memory_by_rank(const RunShape& s) {
     double logits = 0, head = 0;
     for (size_t i = 0; i < s.stages.size(); ++i) {
       if (!holds(s, i, rank)) continue;
-      if (s.stages[i].embedding) m.activations += rows / real(s.tp);
-      if (!s.stages[i].head) continue;
-      // With multi-token prediction, of the copy of the embedding too.
-      head = head_reduction(s) * (s.stages[i].mtp_layers > 0 && s.pp > 1 ? 2 : 1);
-      const double depth = real(1 + s.stages[i].mtp_layers);
+      const StageShape& stage = s.stages[i];
+      if (stage.embedding) m.activations += rows / real(s.tp);
+      if (!stage.head) continue;
+      // That of the copy of the embedding begins when multi-token prediction is freed, before other layers.
+      head = head_reduction(s) * (stage.mtp_layers > 0 && stage.layers() > 0 && s.pp > 1 ? 2 : 1);
+      const double depth = real(stage.states_out);
       m.activations += depth * rows;
       logits = (s.chunked_logits ? 1 : depth) * logit_rows(s) * s.logit_bytes * real(s.vocab) / real(s.tp);
     }
-    // A layer is recomputed and differentiated, and its weights are expanded, when the logits are gone.
+    // A layer is recomputed and differentiated, and its weights are expanded, when the logits are gone. So is
+    // the gradient of the output layer reduced, where no layer follows.
     logits = std::max(logits - activations.recomputed - expanded, gradients);
+    if (!has_layers(s, rank)) head = std::max(0.0, gradients + head - logits);
     if (s.sharding == config::ShardingStrategy::optim_grads_params && !s.adapters)
       add_sharded_blocks(s, logits, m);
     else

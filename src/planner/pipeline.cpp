@@ -41,9 +41,24 @@ double transfer_bytes(const RunShape& s) {
   return s.activation_bytes * s.tokens() * real(s.hidden) / (s.sequence_parallel ? real(s.tp) : 1);
 }
 
+namespace {
+// Transfers that leave the fast domain of a rank.
+bool crosses_domains(const RunShape& s, const Cluster& c) {
+  return group_of(c, s.tp * s.cp * s.dp, s.pp, s.gpus()).crosses_domains();
+}
+}  // namespace
+
 double stage_transfer_seconds(const RunShape& s, const Cluster& c) {
-  const Group ranks = group_of(c, s.tp * s.cp * s.dp, s.pp, s.gpus());
-  return transfer_seconds(c, ranks.crosses_domains(), transfer_bytes(s));
+  return transfer_seconds(c, crosses_domains(s, c), transfer_bytes(s));
+}
+
+std::vector<int64_t> transfer_ticks(const RunShape& s, const Cluster& c) {
+  std::vector<int64_t> ticks;
+  if (s.pp == 1) return ticks;
+  const bool crosses = crosses_domains(s, c);
+  for (const StageShape& stage : s.stages)
+    ticks.push_back(nanoseconds(transfer_seconds(c, crosses, real(stage.states_out) * transfer_bytes(s))));
+  return ticks;
 }
 
 std::string_view name_of(Span::Kind kind) {
@@ -89,8 +104,8 @@ Timeline simulate_timeline(const RunShape& s, const Cluster& c, const StepTime& 
   const std::vector<StageTime> stages = stage_times(s, c);
   const parallel::PipelineShape pipeline = pipeline_of(s);
   const parallel::Schedule schedule = parallel::make_schedule(pipeline);
-  const auto run = parallel::simulate(pipeline, schedule, action_ticks(pipeline, stages),
-                                      s.pp == 1 ? 0 : nanoseconds(stage_transfer_seconds(s, c)));
+  const auto run =
+      parallel::simulate(pipeline, schedule, action_ticks(pipeline, stages), transfer_ticks(s, c));
   CAPSTAN_ASSERT(run.problem.empty(), run.problem);
   const comm::StageMap map = pipeline.stages();
   const double pipeline_end = 1e-9 * static_cast<double>(run.ticks);
@@ -139,14 +154,14 @@ std::vector<LinkTraffic> traffic_of(const StepTime& t) {
           {"data_parallel", 0, 0, t.data, t.data_hidden}};
 }
 
-// Transfers of a micro-batch by the pipeline rank that has the most: activations to the stage after each of
-// its own, gradients to the one before, where another rank has these.
+// Tensors that the pipeline rank that sends the most sends for a micro-batch: activations to the stage after
+// each of its own, gradients to the one before, where another rank has these.
 int64_t most_transfers(const RunShape& s) {
   std::vector<int64_t> transfers(static_cast<size_t>(s.pp));
   for (size_t i = 1; i < s.stage_ranks.size(); ++i) {
     if (s.stage_ranks[i] == s.stage_ranks[i - 1]) continue;
-    ++transfers[static_cast<size_t>(s.stage_ranks[i - 1])];
-    ++transfers[static_cast<size_t>(s.stage_ranks[i])];
+    for (const int64_t rank : {s.stage_ranks[i - 1], s.stage_ranks[i]})
+      transfers[static_cast<size_t>(rank)] += s.stages[i - 1].states_out;
   }
   return std::ranges::max(transfers);
 }
@@ -164,7 +179,7 @@ std::vector<LinkTraffic> link_traffic(const RunShape& s, const Cluster& c, const
   }
   if (s.pp > 1) {
     const double count = real(s.micro_batches() * most_transfers(s)), bytes = count * transfer_bytes(s);
-    const bool crosses = group_of(c, s.tp * s.cp * s.dp, s.pp, s.gpus()).crosses_domains();
+    const bool crosses = crosses_domains(s, c);
     const double seconds = count * stage_transfer_seconds(s, c);
     all.push_back({"pipeline_transfers", crosses ? 0 : bytes, crosses ? bytes : 0, time.transfers,
                    std::max(0.0, seconds - time.transfers)});

@@ -22,9 +22,11 @@ inline int64_t nanoseconds(double seconds) {
 parallel::PipelineShape pipeline_of(const RunShape& shape);
 std::vector<parallel::ActionTicks> action_ticks(const parallel::PipelineShape& pipeline,
                                                 const std::vector<StageTime>& stages);
-// Bytes that a stage sends to the next one for a micro-batch, and their seconds.
+// Bytes of the hidden states of a micro-batch that a stage sends to the next one, and their seconds.
 double transfer_bytes(const RunShape& shape);
 double stage_transfer_seconds(const RunShape& shape, const Cluster& cluster);
+// From each stage to the next, in nanoseconds, those of multi-token prediction included.
+std::vector<int64_t> transfer_ticks(const RunShape& shape, const Cluster& cluster);
 
 // What a pipeline rank does in a step.
 struct Span {

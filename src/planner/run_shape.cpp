@@ -233,10 +233,11 @@ RunShape run_shape(const config::Config& config) {
 
   const auto stages = config::pipeline_stages(config);
   if (!stages) fail(ErrorCode::config, "the layers cannot be divided into pipeline stages");
-  int64_t layer = 0;
+  int64_t layer = 0, states = 1;
   for (const config::PipelineStage& stage : *stages) {
     StageShape& added = s.stages.emplace_back();
     added.embedding = stage.embedding, added.head = stage.loss, added.mtp_layers = stage.mtp_layers;
+    added.states_out = states += stage.mtp_layers;
     for (int64_t i = 0; i < stage.layers; ++i, ++layer)
       ++(s.is_expert_layer(layer) ? added.expert_layers : added.dense_layers);
   }
@@ -257,7 +258,7 @@ void split_evenly(RunShape& s) {
   }
   s.stages.front().embedding = true;
   s.stages.back().head = true;
-  s.stages.back().mtp_layers = s.mtp_layers;
+  s.stages.back().mtp_layers = s.mtp_layers, s.stages.back().states_out = 1 + s.mtp_layers;
 }
 
 }  // namespace capstan::planner

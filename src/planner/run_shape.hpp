@@ -105,6 +105,9 @@ struct MuonShape {
 struct StageShape {
   bool embedding = false, head = false;
   int64_t dense_layers = 0, expert_layers = 0, mtp_layers = 0;
+  // Tensors of hidden states that go to the next stage: those of the model, and of each depth of multi-token
+  // prediction up to here.
+  int64_t states_out = 1;
   int64_t layers() const { return dense_layers + expert_layers; }
 };
 

@@ -17,26 +17,28 @@ namespace capstan::planner {
 namespace {
 
 double simulated_seconds(const parallel::PipelineShape& pipeline,
-                         const std::vector<parallel::ActionTicks>& ticks, int64_t transfer) {
-  const auto run = parallel::simulate(pipeline, parallel::make_schedule(pipeline), ticks, transfer);
+                         const std::vector<parallel::ActionTicks>& ticks,
+                         const std::vector<int64_t>& transfers) {
+  const auto run = parallel::simulate(pipeline, parallel::make_schedule(pipeline), ticks, transfers);
   CAPSTAN_ASSERT(run.problem.empty(), run.problem);
   return 1e-9 * static_cast<double>(run.ticks);
 }
 
 // Seconds of all micro-batches. In its steady state a pipeline takes the same time for each further group of
 // micro-batches, so that not more of them than a few groups are simulated.
-double pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages, double transfer) {
+double pipeline_seconds(const RunShape& s, const std::vector<StageTime>& stages,
+                        const std::vector<int64_t>& transfers) {
   parallel::PipelineShape pipeline = pipeline_of(s);
   const std::vector<parallel::ActionTicks> ticks = action_ticks(pipeline, stages);
-  const int64_t sent = nanoseconds(transfer), all = pipeline.micro_batches, group = pipeline.group;
+  const int64_t all = pipeline.micro_batches, group = pipeline.group;
   const int64_t rest = all % group;
   const int64_t few = 4 * group + rest, more = 6 * group + rest;
   if (all <= more || s.schedule == config::PipelineSchedule::gpipe)
-    return simulated_seconds(pipeline, ticks, sent);
+    return simulated_seconds(pipeline, ticks, transfers);
   pipeline.micro_batches = few;
-  const double first = simulated_seconds(pipeline, ticks, sent);
+  const double first = simulated_seconds(pipeline, ticks, transfers);
   pipeline.micro_batches = more;
-  const double second = simulated_seconds(pipeline, ticks, sent);
+  const double second = simulated_seconds(pipeline, ticks, transfers);
   return second + (second - first) * real(all - more) / real(more - few);
 }
 
@@ -262,8 +264,8 @@ StepTime step_time(const RunShape& s, const Cluster& c, PipelineModel model) {
     pipeline = std::max(work, least_pipeline_seconds(s, stages, stage_transfer_seconds(s, c)));
     step.bubble = pipeline - work;
   } else if (s.pp > 1) {
-    const double without = pipeline_seconds(s, stages, 0);
-    pipeline = pipeline_seconds(s, stages, stage_transfer_seconds(s, c));
+    const double without = pipeline_seconds(s, stages, {});
+    pipeline = pipeline_seconds(s, stages, transfer_ticks(s, c));
     step.bubble = without - work;
     step.transfers = std::max(0.0, pipeline - without);
   }

@@ -76,7 +76,8 @@ TEST_CASE("links between stages, and groups without tensors") {
   CHECK(Mesh::is_link("pp-forward-0"));
   CHECK(Mesh::is_link("pp-backward-2"));
   CHECK_FALSE(Mesh::is_link("pp"));
-  for (const char* name : {"tp", "cp", "dp-cp", "pp", "shard", "tp-gradients", "embedding", "pp-forward-1"})
+  for (const char* name : {"tp", "cp", "dp-cp", "pp", "shard", "tp-gradients", "embedding",
+                           "position_embedding", "pp-forward-1"})
     CHECK_MESSAGE(Mesh::carries_tensors(name), name);
   for (const char* name : {"dp", "tp-cp", "edp"}) CHECK_FALSE_MESSAGE(Mesh::carries_tensors(name), name);
 }
@@ -101,6 +102,10 @@ TEST_CASE("a map of stages decides which ranks have links and hold the embedding
   CHECK(pairs == both);
   CHECK(backward == both);
   for (int64_t rank = 0; rank < 8; ++rank) CHECK(Mesh(v, 0).members("embedding", rank).size() == 1);
+  // Multi-token prediction on a rank of its own, beside a tied output layer: three tables of words.
+  const MeshSizes three{.world = 8, .pp = 4, .embedding_ranks = {0, 2, 3}, .position_ranks = {0, 2}};
+  CHECK(groups_of(three, "embedding") == Groups{{0, 4, 6}, {1, 5, 7}, {2}, {3}});
+  CHECK(groups_of(three, "position_embedding") == Groups{{0, 4}, {1, 5}, {2}, {3}, {6}, {7}});
   // A map that ends elsewhere.
   const MeshSizes other{.world = 3, .pp = 3, .stage_ranks = {1, 0, 2}};
   CHECK(groups_of(other, "embedding") == Groups{{0}, {1, 2}});

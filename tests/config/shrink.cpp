@@ -220,6 +220,12 @@ TEST_CASE("groups of experts stay, in proportion") {
   CHECK(v3.moe_router_group_score_topk == 2);
   // Its layer for multi-token prediction stays too.
   CHECK(v3.mtp_num_layers == 1);
+  const auto layout_of = [](const std::vector<std::string>& overrides) {
+    return *shrunk("deepseek-v3", overrides).config.dist.pipeline_model_parallel_layout;
+  };
+  CHECK(layout_of({}) == "Ett|tt|m|L");
+  CHECK(layout_of({"model.num_layers=7"}) == "Et*4|t*3|m|L");
+  CHECK(layout_of({"dist.vpp=1"}) == "Et*4m|L");
   const ModelConfig v2 = shrunk("deepseek-v2").config.model;  // 3 of 8
   CHECK(v2.moe_router_num_groups == 4);
   CHECK(v2.moe_router_group_topk == 2);

@@ -271,6 +271,33 @@ TEST_CASE("bridge: torch.uint8 is fp8, for moments only") {
         "counterparts are known for: torch.float32, torch.float, torch.bfloat16, torch.float16, torch.half");
 }
 
+TEST_CASE("bridge: the layers of each pipeline stage, as text or as lists") {
+  const auto with = [](const std::string& layout) {
+    return import_recipe(
+        "model: {_target_: a.GPTModelProvider, num_layers: 3, mtp_num_layers: 1, "
+        "pipeline_model_parallel_size: 2, pipeline_model_parallel_layout: " +
+            layout + "}\n",
+        "run_config.yaml", {});
+  };
+  const std::string path = "dist.pipeline_model_parallel_layout",
+                    theirs = "model.pipeline_model_parallel_layout";
+  CHECK(value_of(with("[[embedding, decoder], [decoder, decoder], [mtp], [loss]]"), path) == "Et|tt|m|L");
+  CHECK(value_of(with("[[embedding, decoder, decoder, decoder, mtp], [], [], [loss]]"), path) == "Etttm|||L");
+  CHECK(value_of(with("'Et|tt|m|L'"), path) == "Et|tt|m|L");
+  const Imported other = with("[[embedding, encoder, decoder], [decoder, decoder, mtp, loss]]");
+  REQUIRE(omitted_as(other, theirs, OmissionReason::value));
+  CHECK(omitted(other, theirs)->reason == "layers are embedding, decoder, mtp and loss, not encoder");
+}
+
+TEST_CASE("megatron: a layout with multi-token prediction in a stage of its own") {
+  const Imported file = import_recipe(
+      "python pretrain_gpt.py --num-layers 61 --pipeline-model-parallel-size 16 --mtp-num-layers 1 "
+      "--pipeline-model-parallel-layout 'Et*3|(tt|)*29m|L'\n",
+      "pretrain.sh", {});
+  CHECK(value_of(file, "dist.pipeline_model_parallel_layout") == "Et*3|(tt|)*29m|L");
+  CHECK(value_of(file, "model.mtp_num_layers") == "1");
+}
+
 namespace {
 Imported axolotl(const std::string& more, const std::string& base = "org/Llama-3.2-1B") {
   return import_recipe("base_model: " + base +

@@ -229,7 +229,13 @@ TEST_CASE_TEMPLATE("a model in stages gives the bits of the full model", D, CPU_
     const int64_t mtp = c.mtp_num_layers.value_or(0);
     for (const auto& stages : std::vector<std::vector<models::Stage>>{
              {{0, 1, true, false}, {1, 2, false, true, mtp}},
-             {{0, 0, true, false}, {0, 2, false, false}, {2, 1, false, false}, {3, 0, false, true, mtp}}}) {
+             {{0, 0, true, false}, {0, 2, false, false}, {2, 1, false, false}, {3, 0, false, true, mtp}},
+             // Multi-token prediction before the stage of the head, also with a stage between them.
+             {{0, 2, true, false}, {2, 1, false, false, mtp}, {3, 0, false, true, 0, mtp}},
+             {{0, 3, true, false},
+              {3, 0, false, false, mtp},
+              {3, 0, false, false, 0, mtp},
+              {3, 0, false, true, 0, mtp}}}) {
       const Step got = run(*device, c, DType::f32, data, stages, {});
       CHECK(got.loss == expected.loss);
       check_equal(got, expected, 1e-7);

@@ -191,6 +191,36 @@ TEST_CASE("concat_columns: the columns of the first input, then those of the sec
         });
 }
 
+TEST_CASE("concat_rows: one part after the other; split_rows: the parts of a value again") {
+  for (const DType type : kTypes)
+    for (const size_t count : {2, 3}) {
+      OpCase parts{.type = type, .tolerance = tolerance(type)};
+      for (size_t i = 0; i < count; ++i) parts.inputs.push_back(random_value({5, 3}, i));
+      check_op(
+          "concat_rows", parts, [](Tape& t, Vars x, const Handles&) { return Vars{ops::concat_rows(t, x)}; },
+          [](const auto& x, const auto&) {
+            std::decay_t<decltype(x[0])> y;
+            for (const auto& part : x) y.insert(y.end(), part.begin(), part.end());
+            return std::decay_t<decltype(x)>{y};
+          });
+      check_op(
+          "split_rows",
+          {.inputs = {random_value({5 * static_cast<int64_t>(count), 3}, count)},
+           .type = type,
+           .tolerance = tolerance(type)},
+          [count](Tape& t, Vars x, const Handles&) {
+            return ops::split_rows(t, x[0], static_cast<int64_t>(count));
+          },
+          [count](const auto& x, const auto&) {
+            std::decay_t<decltype(x)> parts_of_x;
+            for (size_t i = 0; i < count; ++i)
+              parts_of_x.emplace_back(x[0].begin() + static_cast<std::ptrdiff_t>(15 * i),
+                                      x[0].begin() + static_cast<std::ptrdiff_t>(15 * (i + 1)));
+            return parts_of_x;
+          });
+    }
+}
+
 TEST_CASE("attention: causal, window, documents, dropout, capped scores, each with and without sinks") {
   const kernels::QkvLayout layout{2, 2, 4};
   const int64_t batch = 2, seq = 5;

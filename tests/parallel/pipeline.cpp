@@ -31,8 +31,10 @@ class Counting final : public StageComputation {
  public:
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)
       : device_(device), shape_(shape), stages_(shape.stages()), rank_(rank), rows_(rows) {}
-  Tensor make_hidden_states(int64_t micro_batch) override {
-    return Tensor::empty(device_, shape_of(micro_batch));
+  Tensor make_input(const PipelineAction& action) override {
+    const int64_t stage = stages_.stage_of(rank_, action.chunk);
+    return Tensor::empty(
+        device_, shape_of(action.micro_batch, action.kind == ActionKind::forward ? stage - 1 : stage));
   }
   Tensor forward(int64_t m, int64_t chunk, const Tensor& hidden_states) override {
     const int64_t stage = stages_.stage_of(rank_, chunk);
@@ -41,17 +43,17 @@ class Counting final : public StageComputation {
     CHECK(held_.insert({m, chunk}).second);
     most = std::max(most, static_cast<int64_t>(live_.size()));
     most_held = std::max(most_held, static_cast<int64_t>(held_.size()));
-    if (stage > 0) check(hidden_states, m, stage * (stage - 1) / 2);
-    return last(stage) ? Tensor() : numbers(m, stage * (stage + 1) / 2);
+    if (stage > 0) check(hidden_states, m, stage - 1, stage * (stage - 1) / 2);
+    return last(stage) ? Tensor() : numbers(m, stage, stage * (stage + 1) / 2);
   }
   Tensor backward(int64_t m, int64_t chunk, const Tensor& gradient) override {
     const int64_t stage = stages_.stage_of(rank_, chunk);
     CHECK(gradient.defined() == !last(stage));
     CHECK(live_.erase({m, chunk}) == 1);
     if (!shape_.separates_weight_gradients()) CHECK(held_.erase({m, chunk}) == 1);
-    if (!last(stage)) check(gradient, m, -(stage + 1));
+    if (!last(stage)) check(gradient, m, stage, -(stage + 1));
     ++backwards;
-    return stage == 0 ? Tensor() : numbers(m, -stage);
+    return stage == 0 ? Tensor() : numbers(m, stage - 1, -stage);
   }
   void weight_gradients(int64_t m, int64_t chunk) override {
     CHECK(live_.count({m, chunk}) == 0);
@@ -62,18 +64,18 @@ class Counting final : public StageComputation {
 
  private:
   bool last(int64_t stage) const { return stage + 1 == shape_.ranks * shape_.chunks; }
-  // Micro-batches have different lengths.
-  Shape shape_of(int64_t m) const { return {rows_ + m % 3 * 6, 5}; }
-  Tensor numbers(int64_t m, int64_t first) {
-    std::vector<float> values(static_cast<size_t>(shape_of(m).elements()));
+  // Micro-batches have different lengths, and stages add rows to what they send.
+  Shape shape_of(int64_t m, int64_t sender) const { return {rows_ + (m % 3 + sender) * 6, 5}; }
+  Tensor numbers(int64_t m, int64_t sender, int64_t first) {
+    std::vector<float> values(static_cast<size_t>(shape_of(m, sender).elements()));
     for (size_t i = 0; i < values.size(); ++i)
       values[i] =
           static_cast<float>(first) + 100.0f * static_cast<float>(m) + 10000.0f * static_cast<float>(i);
-    return Tensor::from_host<float>(device_, shape_of(m), values);
+    return Tensor::from_host<float>(device_, shape_of(m, sender), values);
   }
-  void check(const Tensor& got, int64_t m, int64_t first) {
-    CHECK(got.shape() == shape_of(m));
-    CHECK(got.to_host<float>() == numbers(m, first).to_host<float>());
+  void check(const Tensor& got, int64_t m, int64_t sender, int64_t first) {
+    CHECK(got.shape() == shape_of(m, sender));
+    CHECK(got.to_host<float>() == numbers(m, sender, first).to_host<float>());
   }
   Device& device_;
   const PipelineShape& shape_;
@@ -157,7 +159,7 @@ TEST_CASE("a stage computes on while two tensors that it has sent are not receiv
   struct SendsBeforeReceives final : StageComputation {
     SendsBeforeReceives(Counting& counting, Device& on, comm::Communicator& all)
         : work(counting), device(on), group(all) {}
-    Tensor make_hidden_states(int64_t m) override { return work.make_hidden_states(m); }
+    Tensor make_input(const PipelineAction& action) override { return work.make_input(action); }
     Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
       const Tensor sent = work.forward(m, c, hidden_states);
       if (group.rank() == 0 && m == static_cast<int64_t>(kPendingSends)) {
@@ -218,7 +220,7 @@ TEST_CASE(
   };
   struct Logging final : StageComputation {
     Logging(Counting& counting, std::vector<std::string>& to) : work(counting), order(to) {}
-    Tensor make_hidden_states(int64_t m) override { return work.make_hidden_states(m); }
+    Tensor make_input(const PipelineAction& action) override { return work.make_input(action); }
     Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
       order.push_back("F" + std::to_string(m));
       return work.forward(m, c, hidden_states);

@@ -242,6 +242,23 @@ TEST_CASE("zero-bubble schedules: what does not fit them, and what the check see
         "weight gradients of micro-batch 3, chunk 0 on rank 0 waits forever");
 }
 
+TEST_CASE("a transfer takes the time of its boundary, forward and backward") {
+  const PipelineShape three{.ranks = 3, .micro_batches = 1};
+  const auto run = simulate(three, make_schedule(three), {{1, 2, 0}, {1, 2, 0}, {1, 2, 0}}, {3, 10, 100});
+  CHECK(run.problem == "");
+  CHECK(run.start[1] == std::vector<int64_t>{1 + 3, 1 + 3 + 1 + 10 + 3 + 10});
+  CHECK(run.ticks == 3 * (1 + 2) + 2 * (3 + 10));
+  // Stages of one rank transfer nothing.
+  const PipelineShape v{.ranks = 2,
+                        .chunks = 2,
+                        .micro_batches = 1,
+                        .group = 2,
+                        .order = PipelineSchedule::zb_v,
+                        .stage_ranks = {0, 1, 1, 0}};
+  const auto of_v = simulate(v, make_schedule(v), std::vector(4, ActionTicks{1, 1, 0}), {3, 100, 7, 100});
+  CHECK(of_v.ticks == 8 + 2 * (3 + 7));
+}
+
 TEST_CASE("any map of stages: the same lists over ranks in another order, and transfers in unequal order") {
   // 1F1B from the last rank to the first.
   const PipelineShape forward{.ranks = 3, .micro_batches = 5},

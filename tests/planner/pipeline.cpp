@@ -56,9 +56,9 @@ TEST_CASE("simulated schedules have the bubble rates of Zero Bubble") {
     parallel::ActionTicks one{ticks(profiled[0] / chunks), ticks(profiled[1] / chunks),
                               ticks(profiled[2] / chunks)};
     if (!shape.separates_weight_gradients()) one.backward += one.weight_gradients, one.weight_gradients = 0;
-    const auto run =
-        simulate(shape, make_schedule(shape),
-                 std::vector(static_cast<size_t>(shape.ranks * shape.chunks), one), ticks(profiled[3]));
+    const auto run = simulate(
+        shape, make_schedule(shape), std::vector(static_cast<size_t>(shape.ranks * shape.chunks), one),
+        std::vector(static_cast<size_t>(shape.ranks * shape.chunks), ticks(profiled[3])));
     REQUIRE(run.problem == "");
     const double published = row.noted("bubble rate (computed from profile) ").front();
     const double error = std::abs(bubble_rate(run) - published);
@@ -206,6 +206,32 @@ TEST_CASE("bytes of a step by link are those of its collectives") {
   // Stages are 8 ranks apart: a quarter of the states to the next stage, and as much back.
   CHECK(of("pipeline_transfers").network_bytes == doctest::Approx(12 * 2 * states / 4));
   CHECK(of("pipeline_transfers").fast_bytes == 0);
+}
+
+TEST_CASE(
+    "multi-token prediction before the stage of the loss: its time there, its losses and transfers after") {
+  const Cluster cluster = read_cluster("h100");
+  RunShape shape = four_stages();
+  // The last stage is the output layer alone.
+  shape.stages[3].dense_layers = 0;
+  const std::vector<StageTime> without = stage_times(shape, cluster);
+  shape.mtp_layers = 2;
+  shape.stages[2].mtp_layers = 2;
+  for (const size_t stage : {2, 3}) shape.stages[stage].states_out = 3;
+  const std::vector<StageTime> with = stage_times(shape, cluster);
+  const double layer = without[1].total().total() / real(shape.stages[1].layers()),
+               added = with[2].total().total() - without[2].total().total();
+  CHECK(added == doctest::Approx(2 * layer));
+  CHECK(with[3].total().total() == doctest::Approx(3 * without[3].total().total()));
+  // The third rank sends three tensors on and one back.
+  const auto ticks_of = transfer_ticks(shape, cluster);
+  REQUIRE(ticks_of.size() == 4);
+  CHECK(ticks_of[0] == ticks_of[1]);
+  CHECK(ticks_of[2] > 2 * ticks_of[1]);
+  const auto traffic = link_traffic(shape, cluster, step_time(shape, cluster));
+  const auto found = std::ranges::find(traffic, "pipeline_transfers", &LinkTraffic::part);
+  REQUIRE(found != traffic.end());
+  CHECK(found->network_bytes == doctest::Approx(12 * 4 * 2.0 * 2048 * 4096 / 4));
 }
 
 TEST_CASE("a group that leaves its fast domain costs time, and none within a larger domain") {

@@ -528,13 +528,24 @@ TEST_CASE(
       {4, true, "", EP("4") SHARD "optim"},
       {4, true, "", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
   };
+  // Multi-token prediction beside the loss, and in stages before it.
+  const std::vector<Layout> of_mtp{
+      {1, true, "", ""},
+      {2, true, "", "dist.pp=2"},
+      {2, true, "", "dist.pp=2 " STAGES("Ettttmm|L")},
+      {2, true, "", "dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L")},
+      {4, true, "", "dist.tp=2 dist.sp=true dist.pp=2 " STAGES("Ett|tt|mm|L")},
+      {4, true, "", "dist.pp=2 " STAGES("Ettttmm|L") SHARD "optim_grads_params"},
+      {4, true, "", "dist.pp=4 " STAGES("Ett|tt|mm|L")},
+  };
   const auto alone = comm::World::single_process();
   const bool in_half = world().rank() < 2;
   capstan::test::PartWorld half(world(), in_half ? 0 : 1);
   for (const std::string recipe : {"gpt", "llama", "dora", "lion", "sgd", "muon", "moments", "moments_fp8",
                                    "moe_bias", "moe_four", "moe_lora", "gpt_mtp"}) {
-    const std::vector<Layout>& layouts =
-        recipe == "moe_lora" || recipe == "moe_four" ? of_experts : of_dense_layers;
+    const std::vector<Layout>& layouts = recipe == "moe_lora" || recipe == "moe_four" ? of_experts
+                                         : recipe == "gpt_mtp"                        ? of_mtp
+                                                                                      : of_dense_layers;
     // Beside weights that the checkpoint does not hold.
     const bool adapters = recipe == "dora" || recipe == "moe_lora";
     // Blocks of fp8 moments begin where a rank's elements do: another layout rounds again.
@@ -553,9 +564,12 @@ TEST_CASE(
       members.communicator().barrier();
       return save_state(members, plan, runner.state(), runner.store(), runner.optimizer());
     };
-    // Losses and gradient norms of two steps: the second's depend on the moments too.
+    // Losses and gradient norms of two steps: the second's depend on the moments too. And the loss of an
+    // evaluation after them.
     const auto next_steps = [](StepRunner& runner, const config::Config& config) {
-      return test::run_until(runner, config, runner.state().step + 2);
+      auto trace = test::run_until(runner, config, runner.state().step + 2);
+      trace.push_back(runner.evaluate(open_datasets(config, nullptr)[0], 1));
+      return trace;
     };
     for (size_t from = 0; from < layouts.size(); ++from) {
       if (few && !layouts[from].fast && (!kAll || recipe == "dora")) continue;
@@ -702,42 +716,43 @@ TEST_CASE("the matrix is as large as it says") {
     const char *device, *text;
     int all, fast;
   };
-  for (const auto& [device, text, all, fast] : {Kind{"", "", 575, 95},
-                                                {"", "dist.tp=", 192, 40},
-                                                {"", "dist.pp=", 172, 26},
+  for (const auto& [device, text, all, fast] : {Kind{"", "", 610, 101},
+                                                {"", "dist.tp=", 198, 41},
+                                                {"", "dist.pp=", 207, 32},
                                                 {"", "dist.vpp=", 33, 9},
-                                                {"", ZB_H1, 26, 2},
-                                                {"", ZB_V, 32, 3},
-                                                {"", "dist.cp=", 106, 5},
+                                                {"", ZB_H1, 29, 2},
+                                                {"", ZB_V, 41, 4},
+                                                {"", "dist.cp=", 107, 5},
                                                 {"", "dist.cp_comm_type=", 42, 0},
-                                                {"", SHARD "optim ", 60, 15},
-                                                {"", SHARD "optim_grads ", 47, 5},
-                                                {"", SHARD "optim_grads_params ", 81, 11},
+                                                {"", SHARD "optim ", 63, 16},
+                                                {"", SHARD "optim_grads ", 48, 5},
+                                                {"", SHARD "optim_grads_params ", 84, 11},
                                                 {"", HYBRID, 24, 2},
-                                                {"", "model.recompute_granularity=", 90, 5},
-                                                {"", "mixed_precision=", 83, 15},
-                                                {"", "mixed_precision.fp8=", 24, 5},
-                                                {"", " moe", 200, 32},
+                                                {"", "model.recompute_granularity=", 94, 5},
+                                                {"", "mixed_precision=", 87, 15},
+                                                {"", "mixed_precision.fp8=", 25, 5},
+                                                {"", " moe", 205, 33},
                                                 {"", " moe_collapsed", 35, 4},
                                                 {"", " moe_empty", 4, 1},
                                                 {"", " moe_padded", 10, 2},
-                                                {"", "dispatcher_type=allgather", 64, 13},
-                                                {"", "dispatcher_type=alltoall", 88, 13},
+                                                {"", "dispatcher_type=allgather", 66, 13},
+                                                {"", "dispatcher_type=alltoall", 90, 14},
                                                 {"", " latent", 40, 5},
-                                                {"", "_mtp ", 37, 7},
-                                                {STAND_IN, "", 67, 14},
+                                                {"", "_mtp ", 72, 13},
+                                                {"", "m|", 35, 6},
+                                                {STAND_IN, "", 71, 14},
                                                 {STAND_IN, "dist.tp=", 15, 5},
-                                                {STAND_IN, "dist.pp=", 29, 8},
+                                                {STAND_IN, "dist.pp=", 33, 8},
                                                 {STAND_IN, "dist.cp=", 9, 1},
                                                 {STAND_IN, "dist.cp_comm_type=", 3, 0},
                                                 {STAND_IN, SHARD "optim ", 8, 3},
                                                 {STAND_IN, SHARD "optim_grads ", 7, 0},
-                                                {STAND_IN, SHARD "optim_grads_params ", 9, 2},
+                                                {STAND_IN, SHARD "optim_grads_params ", 10, 2},
                                                 {STAND_IN, HYBRID, 3, 1},
                                                 {STAND_IN, " moe", 16, 2},
-                                                {STAND_IN, OFFLOAD(""), 13, 3},
+                                                {STAND_IN, OFFLOAD(""), 14, 3},
                                                 {"", FILES, 8, 2},
-                                                {SIMULATED, "", 23, 3},
+                                                {SIMULATED, "", 24, 3},
                                                 {SIMULATED, " moe", 9, 0}}) {
     CAPTURE(device);
     CAPTURE(text);

@@ -27,6 +27,7 @@ struct Layout {
 #define SGD "~optimizer.adam_eps optimizer.optimizer=sgd optimizer.lr=0.05 optimizer.min_lr=0.005"
 #define FIRST "dist.num_layers_in_first_pipeline_stage="
 #define LAST "dist.num_layers_in_last_pipeline_stage="
+#define STAGES(layout) "'dist.pipeline_model_parallel_layout=" layout "' "
 #define ZB_H1 "dist.pipeline_schedule=zb_h1 "
 #define ZB_V "dist.pipeline_schedule=zb_v "
 #define OFFLOAD(layers) " model.cpu_offloading=true model.cpu_offloading_num_layers=" layers
@@ -460,6 +461,45 @@ inline constexpr Layout kLayouts[] = {
     {4, true, "moe_mtp", EXCHANGED("2") "dist.tp=2 dist.sp=true " SHARD "optim"},
     {4, false, "moe_mtp", EP("2") "dist.pp=2 dist.vpp=2 " SHARD "optim_grads" STAND_IN},
     {8, false, "gpt_mtp", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
+    // In a stage before that of the loss: with the embedding, with layers, alone, before an empty stage; on a
+    // rank with the embedding, with the output layer, with neither.
+    {2, true, "gpt_mtp", "dist.pp=2 " STAGES("Ettttmm|L")},
+    {2, true, "llama_mtp", "dist.pp=2 " STAGES("Ett|tt|m|L")},
+    {2, false, "gpt_mtp", "dist.pp=2 " STAGES("Ett|ttmm||L") FULL},
+    {2, true, "gpt_mtp", "dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L")},
+    {2, false, "llama_mtp", "dist.pp=2 " ZB_H1 STAGES("Ettttm|L")},
+    {2, false, "llama_mtp", "dist.pp=2 comm_overlap.overlap_p2p_comm=false " STAGES("Ettttm|L") DROP},
+    {2, false, "packed_mtp", "dist.pp=2 " STAGES("Ett|tt|mm|L") RECOMPUTE("mlp")},
+    {2, false, "moe_mtp", "dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L") RECOMPUTE("moe")},
+    {2, false, "llama_mtp", "dist.pp=2 " STAGES("Ett|tt|m|L") BF16_GRADIENTS},
+    {2, false, "gpt_mtp", "dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L") FP16},
+    {2, false, "llama_mtp", "dist.pp=2 " STAGES("Ettttm|L") FP8("tensorwise")},
+    {2, false, "gpt_mtp", "dist.pp=2 " STAGES("Ettttmm|L") STAND_IN},
+    {2, false, "llama_mtp", "dist.pp=2 " ZB_V STAGES("Ett|tt|m|L") STAND_IN OFFLOAD("1")},
+    {2, false, "gpt_mtp", "dist.pp=2 " STAGES("Ett|tt|mm|L") SIMULATED},
+    {3, false, "gpt_mtp", "dist.pp=3 " STAGES("Etttt|mm|L")},
+    {3, false, "llama_mtp", "dist.pp=3 " ZB_V STAGES("E|tt|t|t|m|L")},
+    {4, true, "gpt_mtp", "dist.pp=4 " STAGES("Ett|tt|mm|L")},
+    {4, false, "llama_mtp", "dist.pp=4 dist.pipeline_schedule=gpipe " STAGES("Ett|tt|m|L")},
+    {4, false, "gpt_mtp", "dist.pp=4 ddp.overlap_grad_reduce=true " ZB_H1 STAGES("Ettt|tmm||L")},
+    {4, false, "llama_mtp", "dist.pp=4 " STAGES("E|t|t||tt||m|L") FULL},
+    {4, false, "gpt_mtp", "dist.pp=4 " ZB_V STAGES("E|t|t||t|t|mm|L") STAND_IN},
+    {4, true, "llama_mtp", "dist.tp=2 dist.sp=true dist.pp=2 " STAGES("Ett|tt|m|L")},
+    {4, false, "gpt_mtp", "dist.tp=2 dist.pp=2 " STAGES("Ettttmm|L") DROP},
+    {4, false, "gpt_mtp", "dist.tp=2 dist.sp=true dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L") BF16},
+    {4, false, "llama_mtp", "dist.pp=2 dist.cp=2 " STAGES("Ett|ttm||L")},
+    {4, false, "gpt_mtp", "dist.pp=2 " STAGES("Ett|tt|mm|L") SHARD "optim ddp.overlap_grad_reduce=true"},
+    {4, false, "gpt_mtp", "dist.pp=2 " STAGES("Ettttmm|L") SHARD "optim_grads ddp.bucket_size=2000"},
+    {4, false, "llama_mtp", "dist.pp=2 " STAGES("Ett|tt|m|L") SHARD "optim_grads_params"},
+    {4, false, "gpt_mtp",
+     "dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L") SHARD
+     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" STAND_IN},
+    {4, true, "moe_mtp", EXCHANGED("2") "dist.pp=2 " STAGES("Ett|tt|mm|L") SHARD "optim"},
+    {4, false, "moe_mtp", EP("2") "dist.pp=2 " ZB_H1 STAGES("Ettttmm|L")},
+    {4, false, "moe_mtp", EXCHANGED("2") "dist.pp=2 " ZB_V STAGES("Ett|tt|mm|L") SHARD "optim_grads_params"},
+    {6, false, "gpt_mtp", "dist.tp=2 dist.sp=true dist.pp=3 " STAGES("Ettt|tmm|L")},
+    {8, false, "gpt_mtp", "dist.tp=2 dist.sp=true dist.pp=4 " STAGES("Ett|tt|mm|L")},
+    {8, false, "moe_mtp", EP("2") "dist.tp=2 dist.sp=true dist.pp=2 " STAGES("Ett|tt|mm|L") SHARD "optim"},
     // Stages of other sizes than their neighbors.
     {3, false, "llama", "dist.pp=3 " FIRST "1 " LAST "1"},
     {4, false, "gpt", "dist.tp=2 dist.pp=2 " FIRST "3"},

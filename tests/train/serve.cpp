@@ -298,6 +298,19 @@ TEST_CASE("models with experts of every family generate alike on several ranks")
   }
 }
 
+TEST_CASE("a model whose multi-token prediction has a pipeline stage of its own is served without it") {
+  if (world().size() == 1) return;
+  const std::string layout = world().size() == 2
+                                 ? "dist.pp=2 dist.pipeline_model_parallel_layout=Ettttmm|L"
+                                 : "dist.pp=4 dist.pipeline_model_parallel_layout=Ett|tt|mm|L";
+  const fs::path checkpoint = trained(recipe("gpt_mtp", layout, world().size()), world(), "mtp");
+  check_served(checkpoint, "");
+  check_served(checkpoint, layout);
+  check_served(checkpoint, "dist.pp=1 dist.tp=" + std::to_string(world().size()));
+  LoadedModel model = loaded(checkpoint, layout, world());
+  CHECK_FALSE(model.config().model.mtp_num_layers);
+}
+
 TEST_CASE("the keys and values of a sequence are sharded over tensor and pipeline ranks") {
   const fs::path checkpoint = trained_by_rank_0("gpt", "", "cache");
   for (const std::string& layout : layouts()) {

@@ -231,20 +231,6 @@ RULE("R0310", layout_holds_all_layers,
         .help("write `m` " + to_text(c.model.mtp_num_layers.value_or(0)) + " times");
 }
 
-RULE("R0321", predicted_tokens_beside_loss, "predicted tokens (m) are in the stage with the loss (L)",
-     "dist.pipeline_model_parallel_layout", "model.mtp_num_layers") {
-  if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
-  const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
-  if (!layout.ok()) return;
-  for (const auto& stage : layout.stages)
-    if (stage.mtp_layers > 0 && !stage.loss)
-      report
-          .error(
-              "`dist.pipeline_model_parallel_layout` has predicted tokens in a stage without the loss, "
-              "which needs their hidden states")
-          .help("write `m` in the last stage, before `L`");
-}
-
 RULE("R0311", layout_excludes_split,
      "a pipeline layout excludes the other fields that split layers over stages",
      "dist.pipeline_model_parallel_layout", "dist.num_layers_in_first_pipeline_stage",

@@ -8,6 +8,7 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "config/sections/pipeline_layout.hpp"
 
 namespace capstan::config {
 
@@ -33,6 +34,7 @@ class Shrinker {
     heads();
     widths();
     layers();
+    stages();
     tokens();
     positions();
     experts();
@@ -94,9 +96,8 @@ class Shrinker {
         d_.expert_model_parallel_size);
     for (const char* path :
          {"dist.data_parallel_size", "dist.expert_tensor_parallel_size", "dist.expert_data_parallel_size",
-          "dist.num_layers_per_virtual_pipeline_stage", "dist.pipeline_model_parallel_layout",
-          "dist.num_layers_in_first_pipeline_stage", "dist.num_layers_in_last_pipeline_stage",
-          "dist.microbatch_group_size_per_vp_stage"})
+          "dist.num_layers_per_virtual_pipeline_stage", "dist.num_layers_in_first_pipeline_stage",
+          "dist.num_layers_in_last_pipeline_stage", "dist.microbatch_group_size_per_vp_stage"})
       leave_open(path);
     if (d_.sequence_parallel && tp_ == 1) set("dist.sequence_parallel", std::string("false"));
     if (d_.virtual_pipeline_model_parallel_size.value_or(1) > 1) {
@@ -225,6 +226,21 @@ class Shrinker {
     if (written("model.recompute_num_layers") && m_.recompute_num_layers)
       set("model.recompute_num_layers", std::min<int64_t>(*m_.recompute_num_layers, 1),
           *m_.recompute_num_layers);
+  }
+
+  // Of equal size, unless multi-token prediction is in a stage before that of the loss, where it stays.
+  void stages() {
+    const char* const path = "dist.pipeline_model_parallel_layout";
+    const auto large = pipeline_stages(recipe_.config);
+    const auto apart = [](const PipelineStage& stage) { return stage.mtp_layers > 0 && !stage.loss; };
+    if (pp_ == 1 || !large || std::ranges::none_of(*large, apart)) return leave_open(path);
+    std::vector<PipelineStage> small(static_cast<size_t>(pp_ * vp_));
+    const size_t last = small.size() - 1, with_layers = std::max<size_t>(1, last - 1);
+    small.front().embedding = small.back().loss = true;
+    small[last - 1].mtp_layers = *m_.mtp_num_layers;
+    for (int64_t layer = 0; layer < layers_; ++layer)
+      ++small[static_cast<size_t>(layer) * with_layers / static_cast<size_t>(layers_)].layers;
+    set(path, pipeline_layout_text(small));
   }
 
   void tokens() {

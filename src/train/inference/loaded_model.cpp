@@ -30,7 +30,9 @@ class ForwardPass final : public parallel::StageComputation {
   ForwardPass(Device& device, Shape hidden_states, DType type, Stage stage)
       : device_(device), hidden_states_(hidden_states), type_(type), stage_(stage) {}
 
-  Tensor make_hidden_states(int64_t) override { return Tensor::empty(device_, hidden_states_, type_); }
+  Tensor make_input(const parallel::PipelineAction&) override {
+    return Tensor::empty(device_, hidden_states_, type_);
+  }
   Tensor forward(int64_t, int64_t chunk, const Tensor& hidden_states) override {
     return stage_(chunk, hidden_states);
   }

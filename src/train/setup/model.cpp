@@ -26,9 +26,24 @@ DType compute_type(const config::MixedPrecisionConfig& precision) {
   return DType::f16;
 }
 
+// The pipeline ranks that hold a table of embeddings: those of the first stage and of multi-token prediction,
+// with `head` also that of the output layer, which is tied.
+static std::vector<int64_t> embedding_ranks(const config::Config& config, bool head) {
+  const auto stages = config::pipeline_stages(config);
+  const std::vector<int64_t> ranks = config::stage_ranks(config.dist);
+  std::vector<int64_t> holders;
+  for (size_t i = 0; stages && i < std::min(stages->size(), ranks.size()); ++i) {
+    const config::PipelineStage& stage = (*stages)[i];
+    if (!stage.embedding && stage.mtp_layers == 0 && !(head && stage.loss)) continue;
+    if (std::ranges::find(holders, ranks[i]) == holders.end()) holders.push_back(ranks[i]);
+  }
+  return holders;
+}
+
 comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
   const config::DistConfig& d = config.dist;
   const int64_t tp = d.tensor_model_parallel_size, groups = config.model.num_query_groups.value_or(tp);
+  const bool positions = config.model.position_embedding_type == config::PositionEmbedding::learned_absolute;
   return {.world = world,
           .tp = tp,
           .cp = d.context_parallel_size,
@@ -41,7 +56,9 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
               d.context_parallel_size > 1 ? d.hierarchical_context_parallel_sizes : std::vector<int64_t>{},
           .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
           .kv_replicas = groups > 0 && tp % groups == 0 ? tp / groups : 1,
-          .stage_ranks = config::stage_ranks(d)};
+          .stage_ranks = config::stage_ranks(d),
+          .embedding_ranks = embedding_ranks(config, config.model.share_embeddings_and_output_weights),
+          .position_ranks = positions ? embedding_ranks(config, false) : std::vector<int64_t>()};
 }
 
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
@@ -125,12 +142,14 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
   const auto stages = config::pipeline_stages(config);
   CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
   const std::vector<int64_t> ranks = config::stage_ranks(config.dist);
-  int64_t layer = 0;
+  int64_t layer = 0, mtp_layer = 0;
   for (size_t i = 0; i < stages->size(); ++i) {
     const config::PipelineStage& stage = (*stages)[i];
+    // A model that is read without its layers for multi-token prediction keeps the layout of its training.
+    const int64_t mtp_layers = config.model.mtp_num_layers ? stage.mtp_layers : 0;
     if (ranks.at(i) == mesh.index(comm::Axis::pp))
-      shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss, stage.mtp_layers});
-    layer += stage.layers;
+      shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss, mtp_layers, mtp_layer});
+    layer += stage.layers, mtp_layer += mtp_layers;
   }
   return shard;
 }
@@ -278,6 +297,7 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
                      .model = &mesh.group("etp-ep-pp")};
   if (mesh.has_kv_replicas()) groups.kv_replicas = &mesh.group("tp-kv");
   groups.embedding = &mesh.group("embedding");
+  groups.position_embedding = &mesh.group("position_embedding");
   return groups;
 }
 

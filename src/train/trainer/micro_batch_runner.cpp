@@ -9,8 +9,11 @@
 
 namespace capstan::train {
 
+// The layers read later tokens, the head their labels.
 static MtpInputs mtp_inputs(const config::ModelConfig& config, const models::Model& model) {
-  const int64_t depths = model.stages().back().mtp_layers;
+  int64_t depths = 0;
+  for (const models::Stage& stage : model.stages())
+    if (stage.mtp_layers > 0 || stage.head) depths = stage.states_out() - 1;
   if (depths == 0) return {};
   return {.depths = depths,
           .loss_factor = config.mtp_loss_scaling_factor / static_cast<double>(depths),
@@ -127,11 +130,15 @@ void MicroBatchRunner::load(int64_t micro_batch) {
   }
 }
 
-Tensor MicroBatchRunner::make_hidden_states(int64_t micro_batch) {
-  load(micro_batch);
+Tensor MicroBatchRunner::make_input(const parallel::PipelineAction& action) {
+  load(action.micro_batch);
   const int64_t ranks = links_.tensor.shards_rows() ? links_.tensor.size() : 1;
-  return Tensor::empty(context_.device, {rows_[static_cast<size_t>(micro_batch)] / ranks, model_.hidden()},
-                       hidden_dtype_);
+  const models::Stage& stage = model_.stages()[static_cast<size_t>(action.chunk)];
+  int64_t states = action.kind == parallel::ActionKind::forward ? stage.states_in() : stage.states_out();
+  // Evaluation is without multi-token prediction.
+  if (!timers_) states = 1;
+  const int64_t rows = states * rows_[static_cast<size_t>(action.micro_batch)] / ranks;
+  return Tensor::empty(context_.device, {rows, model_.hidden()}, hidden_dtype_);
 }
 
 Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) {
@@ -177,14 +184,15 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
   const Tape::BackwardOptions options{.delay_weight_gradients = shape_.separates_weight_gradients()};
   const models::Stage& stage = model_.stages()[static_cast<size_t>(chunk)];
   std::map<std::string, Tensor> gradients;
-  if (gradient.defined())
-    gradients.emplace("hidden_states", gradient);
-  else
+  if (stage.head) {
     gradients.emplace("loss", one_);
-  for (size_t depth = 1; depth <= static_cast<size_t>(stage.mtp_layers); ++depth)
-    gradients.emplace(models::mtp_loss_name(depth), one_);
+    for (int64_t depth = 1; depth < stage.states_out(); ++depth)
+      gradients.emplace(models::mtp_loss_name(static_cast<size_t>(depth)), one_);
+  } else {
+    gradients.emplace("hidden_states", gradient);
+  }
   // Beside adapters of later layers, nothing is trained in a stage with the embedding.
-  const bool trains = !gradient.defined() || tape.output("hidden_states").needs_gradient();
+  const bool trains = stage.head || tape.output("hidden_states").needs_gradient();
   if (trains) tape.backward(gradients, options);
   Tensor result = stage.embedding ? Tensor() : tape.take_input_gradient("hidden_states");
   // Until its weight gradients the tape holds their inputs only.

@@ -74,7 +74,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
     if (timers_) timers_->enter(phase);
   }
 
-  Tensor make_hidden_states(int64_t micro_batch) override;
+  Tensor make_input(const parallel::PipelineAction& action) override;
   Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) override;
   Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) override;
   void weight_gradients(int64_t micro_batch, int64_t chunk) override;
