@@ -212,8 +212,8 @@ ShorterStep shorter_step(const PipelineShape& shape, int64_t rank, int64_t more)
   for (fewer.micro_batches = shape.micro_batches % group + group; fewer.micro_batches < shape.micro_batches;
        fewer.micro_batches += group) {
     const std::vector<PipelineAction> few = make_actions(fewer, rank);
-    // The cool-down of the shorter step begins here. The forward passes of the last micro-batches belong to it,
-    // and what is prepared for them before.
+    // The cool-down of the shorter step begins here. The forward passes of the last micro-batches belong to
+    // it, and what is prepared for them before.
     const int32_t last = static_cast<int32_t>(fewer.micro_batches - 1);
     const int64_t last_forward =
         std::find(few.begin(), few.end(), PipelineAction{ActionKind::forward, last, 0}) - few.begin();

@@ -60,9 +60,9 @@ RankMemory exact_memory(const config::Config& config, const Cluster& cluster, in
   return memory;
 }
 
-// Layers that estimate_step() passes through for one rank of the pipeline: two steps with a few micro-batches,
-// whose memory is played again for the others in a tenth of the time. Layers with experts take twice as long,
-// for their transfers to many ranks.
+// Layers that estimate_step() passes through for one rank of the pipeline: two steps with a few
+// micro-batches, whose memory is played again for the others in a tenth of the time. Layers with experts take
+// twice as long, for their transfers to many ranks.
 int64_t estimated_passes(const RunShape& s, int64_t rank) {
   int64_t layers = 0;
   for (size_t i = 0; i < s.stages.size(); ++i)

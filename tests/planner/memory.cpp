@@ -116,7 +116,7 @@ TEST_CASE("the formula agrees with the trainer's own step for models with expert
     const double exact = make_plan(*config, cluster, MemoryChoice::exact).memory.front().total(),
                  formula = make_plan(*config, cluster, MemoryChoice::formula).memory.front().total();
     MESSAGE(run.front(), " … ", run.back(), ": ", 100 * (formula / exact - 1), " %");
-    // The gaps that all micro-batches of a step leave between blocks are not in the formula: 5 % here at most.
+    // The gaps that all micro-batches of a step leave between blocks are not in the formula: here up to 5 %.
     CHECK(std::abs(formula / exact - 1) < 0.065);
   }
 }
