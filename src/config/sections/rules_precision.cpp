@@ -1,5 +1,4 @@
 // Number formats that exclude or need each other.
-#include "config/sections/pipeline_layout.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -101,30 +100,18 @@ RULE("R0505", delayed_scaling_keeps_activations,
           .help("set mixed_precision.fp8_recipe=tensorwise, or leave it out of model.recompute_modules");
 }
 
-RULE("R0506", bf16_layers_on_first_and_last_stage,
-     "layers kept in bf16 lie on the first and last pipeline rank",
+RULE("R0506", no_more_layers_in_bf16_than_there_are,
+     "layers kept in bf16 at the start and at the end are at most all layers",
      "mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
-     "model.num_layers", "dist.pipeline_model_parallel_size") {
+     "model.num_layers") {
   const auto& m = c.mixed_precision;
   if (!low(c) || !m.first_last_layers_bf16) return;
-  const auto stages = pipeline_stages(c);
-  if (!stages || stages->empty()) return;
-  const auto check = [&](const char* path, int64_t wanted, int64_t held) {
-    if (wanted > held)
-      report
-          .error("`" + std::string(path) + "` " + to_text(wanted) + " is more than the " +
-                 counted(held, "layer") + " of its pipeline stage")
-          .at(path)
-          .help("set it to at most " + to_text(held));
-  };
-  const std::vector<int64_t> ranks = stage_ranks(c.dist);
-  int64_t first = 0, last = 0;
-  for (size_t i = 0; i < stages->size() && i < ranks.size(); ++i) {
-    if (ranks[i] == ranks.front()) first += (*stages)[i].layers;
-    if (ranks[i] == ranks.back()) last += (*stages)[i].layers;
-  }
-  check("mixed_precision.num_layers_at_start_in_bf16", m.num_layers_at_start_in_bf16, first);
-  check("mixed_precision.num_layers_at_end_in_bf16", m.num_layers_at_end_in_bf16, last);
+  const int64_t start = m.num_layers_at_start_in_bf16, end = m.num_layers_at_end_in_bf16;
+  if (start > c.model.num_layers || end > c.model.num_layers - start)
+    report
+        .error("`mixed_precision` keeps " + to_text(start) + " layers at the start and " + to_text(end) +
+               " at the end in bf16, and the model has " + to_text(c.model.num_layers))
+        .help("fewer, or mixed_precision=bf16_mixed, which has no GEMMs in fewer bits");
 }
 
 RULE("R0507", fp32_residual_needs_16_bit_parameters,
