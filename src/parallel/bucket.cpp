@@ -1,6 +1,7 @@
 #include "parallel/bucket.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "base/checked.hpp"
@@ -66,7 +67,10 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
   }
   for (BucketPlan& bucket : layout.buckets) {
     const int64_t shards = bucket.grid == ParameterGrid::expert ? options.expert_shards : options.shards;
-    bucket.elements = round_up(bucket.elements, kAlignment * shards);
+    const Parameter& first = *bucket.parameters.front();
+    const bool tied = first.spec().tied != ParamSpec::Tied::no;
+    const int64_t holders = tied && options.holders ? options.holders(first) : 1;
+    bucket.elements = round_up(bucket.elements, std::lcm(kAlignment, holders) * shards);
   }
   return layout;
 }

@@ -54,6 +54,9 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       parameters, {.bucket_elements = bucket_elements(),
                    .shards = dense_.shards * dense_.replicas,
                    .expert_shards = expert_.shards * expert_.replicas,
+                   .holders = [&groups](const Parameter& parameter) -> int64_t {
+                     return comm::ranks_of(groups.holders(parameter.spec()));
+                   },
                    .by_block = shards_parameters_,
                    .trainable =
                        [&options](const Parameter& parameter) {

@@ -602,3 +602,23 @@ TEST_CASE("buckets hold parameters of one grid, padded for its ranks") {
   }
   CHECK(seen.size() == parameters.size());
 }
+
+// An odd number of ranks with a copy divides no multiple of 64.
+TEST_CASE("the bucket of a tied parameter is padded for the ranks that sum its gradients") {
+  nn::ParamList list;
+  for (const ParamSpec::Tied tied : {ParamSpec::Tied::no, ParamSpec::Tied::copy}) {
+    ParamSpec spec = specs_of_layer(0).front();
+    spec.name += tied == ParamSpec::Tied::no ? "" : ".copy";
+    spec.shape = {32, 32};
+    spec.tied = tied;
+    list.add(std::move(spec));
+  }
+  const auto parameters = list.take();
+  const auto layout = parallel::plan_buckets(
+      parameters, {.bucket_elements = 300, .shards = 2, .holders = [](const Parameter&) { return 3; }});
+  REQUIRE(layout.buckets.size() == 2);
+  for (const auto& bucket : layout.buckets) {
+    const bool tied = bucket.parameters.front()->spec().tied != ParamSpec::Tied::no;
+    CHECK(bucket.elements == (tied ? 1152 : 1024));
+  }
+}
