@@ -282,12 +282,15 @@ class BestFirst {
   std::set<LayoutKey> done_;
 };
 
+// As of exact_fullest(): less than a second.
+constexpr int64_t kSearchPasses = 16000;
+
 // Adds layouts of the front with less memory than those of the list, at about equal ratios of their memory.
 void add_front(LayoutList& list, const std::vector<Scored>& front) {
   if (front.empty()) return;
   double below = front.front().bytes;
   const double ratio = std::pow(front.back().bytes / below, 1.0 / static_cast<double>(kFrontLayouts));
-  int64_t passes = kAffordablePasses / 2;
+  int64_t passes = kSearchPasses / 3;
   for (size_t i = 0, added = 0; i < front.size() && added < kFrontLayouts; ++i) {
     // The one with the least memory ends the front.
     if (front[i].bytes > below * ratio * 1.001 && i + 1 < front.size()) continue;
@@ -322,7 +325,7 @@ SearchResult search_layouts(const config::Config& config, const Cluster& whole, 
     return std::pair(a.order(), a.bytes) < std::pair(b.order(), b.bytes);
   });
   LayoutList list(base, cluster, resolve);
-  BestFirst(all.scored, cluster, 3 * kAffordablePasses / 2).add_to(list, most);
+  BestFirst(all.scored, cluster, kSearchPasses).add_to(list, most);
   add_front(list, front_of(all.scored, cluster));
   result.layouts = std::move(list.layouts);
   std::erase_if(result.layouts, [](const Layout& one) { return one.is_recipe(); });
