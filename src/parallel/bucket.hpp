@@ -58,7 +58,7 @@ struct BucketOptions {
   int64_t bucket_elements = 40'000'000;
   // Ranks that a bucket of dense parameters may be sharded over, and one of expert parameters.
   int64_t shards = 1, expert_shards = 1;
-  // Ranks that each hold a copy of a tied parameter and sum its gradients, each a part of them; null: one rank.
+  // Ranks that each hold a copy of a tied parameter, and sum its gradients, each a part of them; null: one.
   std::function<int64_t(const Parameter&)> holders;
   // A bucket ends where its ParamSpec::block does.
   bool by_block = false;
