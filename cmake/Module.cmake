@@ -100,7 +100,8 @@ endfunction()
 #   `slow`, sanitizers leave out `slow`; the oldest of the levels is `full`. TIMEOUT: seconds when the test
 #   has its processors for itself, without sanitizers. SERIAL: it measures time, nothing runs beside it.
 #   SUITES: the cases of each of these doctest suites make a test NAME_SUITE of their own: `one_process` takes
-#   one processor, `timed` is SERIAL and of release builds. OPTIMIZED: its references compute much, on one
+#   one processor, `timed` is SERIAL and of release builds, `full` has that label and is of builds without
+#   sanitizers. OPTIMIZED: its references compute much, on one
 #   thread; sanitizer builds optimize them too, and the thread sanitizer leaves them out. PROCESS: it starts
 #   the program and compares texts; release builds do not optimize it, which saves a fifth of the time to
 #   compile, and sanitizers see those that start one process at a time: the tests of the trainer run the same
@@ -254,6 +255,9 @@ function(capstan_register_test test name ranks)
     set(others ${TEST_SUITES})
     list(JOIN others , others)
     list(TRANSFORM others PREPEND -tse=)
+    if(CAPSTAN_SANITIZE)
+      list(REMOVE_ITEM TEST_SUITES full)
+    endif()
     add_test(NAME ${test} COMMAND ${command} ${others})
     set(tests ${test})
     foreach(suite ${TEST_SUITES})
@@ -278,6 +282,9 @@ function(capstan_register_test test name ranks)
     LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${serial})
   if(sse4 IN_LIST levels)  # of few machines
     set_tests_properties(${test}_sse4 PROPERTIES LABELS "${labels};full")
+  endif()
+  if("full" IN_LIST TEST_SUITES)
+    set_tests_properties(${test}_full PROPERTIES LABELS "${labels};full")
   endif()
   if("one_process" IN_LIST TEST_SUITES)
     list(REMOVE_ITEM labels ranks)

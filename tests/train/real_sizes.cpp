@@ -11,7 +11,6 @@
 #include "config/resolve/resolve.hpp"
 #include "support/child.hpp"
 #include "support/sampled_device.hpp"
-#include "support/sanitized.hpp"
 #include "support/simulated_gpu.hpp"
 #include "train/setup/device.hpp"
 #include "train/trainer/estimate.hpp"
@@ -82,7 +81,7 @@ TEST_CASE("real sizes: a dense model and one with experts, on one rank") {
 }
 
 // Minutes: the full tests run them (src/train/CMakeLists.txt).
-TEST_SUITE_BEGIN("full" * doctest::skip(test::kSanitized));
+TEST_SUITE_BEGIN("full");
 
 TEST_CASE("real sizes: every recipe") {
   for (const auto& entry : config::Library::standard().recipes()) check({entry.name});
