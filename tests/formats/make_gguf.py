@@ -49,10 +49,7 @@ def blocks():
     data[:, ::17] = [[0, 1], [2, 126], [127, 250]]
     writer.add_tensor(types.MXFP4.name, data, raw_dtype=types.MXFP4)
     expected[types.MXFP4.name] = quants.dequantize(data, types.MXFP4).astype(np.float32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(writer)
     save_file(expected, OUT / "blocks.safetensors")
 
 
@@ -120,13 +117,7 @@ def permute(weights, heads):  # of convert_hf_to_gguf
                            *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
-def smollm2():
-    source = HERE / "families" / "smollm2"
-    config = json.loads((source / "config.json").read_text())
-    tokenizer = json.loads((source / "tokenizer.json").read_text())
-    tensors = load_file(source / "model.safetensors")
-    writer = gguf.GGUFWriter(OUT / "smollm2.gguf", "llama")
-    writer.add_name("smol")
+def add_sizes(writer, config):
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -134,6 +125,23 @@ def smollm2():
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def write(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def smollm2():
+    source = HERE / "families" / "smollm2"
+    config = json.loads((source / "config.json").read_text())
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    writer = gguf.GGUFWriter(OUT / "smollm2.gguf", "llama")
+    writer.add_name("smol")
+    add_sizes(writer, config)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_key_length(config["head_dim"])
@@ -171,10 +179,7 @@ def smollm2():
                 value = permute(value, config["num_key_value_heads"])
             name = f"blk.{layer}.{names[module]}.weight"
         writer.add_tensor(name, np.ascontiguousarray(value))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(writer)
 
 
 def mxfp4(codes, exponents):
@@ -190,13 +195,7 @@ def gpt_oss():
     tensors = load_file(source / "model.safetensors")
     rope = config["rope_parameters"]
     writer = gguf.GGUFWriter(OUT / "gpt_oss.gguf", gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GPT_OSS])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    add_sizes(writer, config)
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
@@ -234,10 +233,7 @@ def gpt_oss():
             add(name.replace("_bias", ".bias"), value)
         elif not name.endswith("_blocks"):
             add(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(writer)
 
 
 if __name__ == "__main__":
