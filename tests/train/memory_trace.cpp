@@ -8,9 +8,11 @@
 #include <map>
 #include <random>
 
+#include "config/resolve/resolve.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "kernels/table.hpp"
 #include "train/setup/device.hpp"
+#include "train/trainer/estimate.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -159,6 +161,42 @@ TEST_CASE("memory of few micro-batches, played for all of them, is that of all o
         check_same(played->memory(), with_all->memory());
         check_same(played->memory(MemoryKind::host), with_all->memory(MemoryKind::host));
       }
+}
+
+TEST_CASE("the estimate of a step is that of all of its micro-batches") {
+  const std::string pipeline = "dist.pipeline_model_parallel_size=4", eight = "dist.world_size=8";
+  for (const std::vector<std::string>& overrides : std::initializer_list<std::vector<std::string>>{
+           {"dist.world_size=1"},
+           {eight, "ddp=zero3"},
+           {eight, pipeline},
+           {eight, pipeline, "dist.virtual_pipeline_model_parallel_size=2"},
+           {eight, pipeline, "dist.pipeline_schedule=zb_h1", "train.device=cuda"},
+           {eight, pipeline, "dist.virtual_pipeline_model_parallel_size=2", "dist.pipeline_schedule=zb_v",
+            "train.device=cuda"}}) {
+    CAPTURE(overrides.back());
+    config::Request request;
+    request.recipe = "llama3-8b";
+    for (const char* text : {"model.num_layers=8", "train.global_batch_size=104", "dist.tp=1", "dist.cp=1",
+                             "model.seq_length=1024", "~model.recompute_num_layers",
+                             "~model.recompute_granularity", "~model.recompute_method"})
+      request.overrides.push_back(config::Override::token(text));
+    for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
+    const config::Resolution resolution = config::resolve(request);
+    REQUIRE(resolution.ok());
+    for (const int64_t rank : {0, 1}) {
+      const int64_t of_stage = rank * (resolution.config.dist.world_size / 8) * 2;
+      const StepEstimate few = estimate_step(resolution.config, of_stage),
+                         all = estimate_step(resolution.config, of_stage, 1, 0, std::nullopt, true);
+      check_same(few.memory, all.memory);
+      check_same(few.host_memory, all.host_memory);
+      CHECK(few.memory.peak > 0);
+      CHECK(few.sent == all.sent);
+      CHECK(few.launches_by_queue == all.launches_by_queue);
+      CHECK(few.copied_to_device == all.copied_to_device);
+      CHECK(few.copied_to_host == all.copied_to_host);
+      CHECK(few.flops == doctest::Approx(all.flops));
+    }
+  }
 }
 
 TEST_CASE("a period that does not come again is no part to play") {

@@ -188,26 +188,33 @@ class RecordedSteps final : public TapeObserver {
                 const parallel::ShorterStep& part)
       : part_(part),
         trace_(actions_of(shape, pipeline_rank, part), part),
-        device_(meta_device(config, local_ranks, part.times > 0 ? &trace_ : nullptr)),
+        device_(meta_device(config, local_ranks, &trace_)),
         trainer_(config, *device_, rank, transport) {
     // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
     step();
     flops_ = executed_flops_ = 0;
     const StepCounts before = trainer_.counts();
     step();
-    counts_ = trainer_.counts() - before;
-    if (part.times > 0) counts_ = counts_ + period_counts_.times(part.times);
+    counts_ = trainer_.counts() - before + period_counts_.times(part.times);
     trainer_.reserve_uploads();
     trainer_.save();
   }
 
-  bool complete() const { return part_.times == 0 || trace_.repeats(); }
+  bool complete() const { return trace_.repeats(); }
   // With memory of complete steps.
   void write(const config::Config& config, int local_ranks, StepEstimate& estimate) const {
-    if (part_.times == 0) return write(*device_, estimate);
     const std::unique_ptr<Device> device = meta_device(config, local_ranks, nullptr);
     trace_.replay(*device);
-    write(*device, estimate);
+    estimate.memory = device->memory();
+    estimate.host_memory = device->memory(MemoryKind::host);
+    estimate.state_file = trainer_.state_file_bytes();
+    estimate.sent = counts_.sent;
+    estimate.launches_by_queue = counts_.launches;
+    estimate.copied_to_device = counts_.copied_to_device;
+    // The host reads these values once, in StepTotals::read().
+    estimate.copied_to_host = counts_.copied_to_host + trainer_.bytes_read_by_host();
+    estimate.flops = flops_ / static_cast<double>(part_.micro_batches);
+    estimate.executed_flops = executed_flops_ / static_cast<double>(part_.micro_batches);
   }
 
  private:
@@ -223,29 +230,16 @@ class RecordedSteps final : public TapeObserver {
   }
   // Before each action.
   void micro_batch(int64_t) override {
-    if (part_.times == 0) return;
     trace_.begin_action();
     const int64_t action = actions_++ - part_.begin;
     if (action == 0) period_counts_ = trainer_.counts();
     if (action == part_.length) period_counts_ = trainer_.counts() - period_counts_;
   }
   void step() {
-    if (part_.times > 0) trace_.begin_step();
+    trace_.begin_step();
     actions_ = 0;
     trainer_.step(part_.micro_batches, this);
-    if (part_.times > 0) trace_.end_step();
-  }
-  void write(const Device& device, StepEstimate& estimate) const {
-    estimate.memory = device.memory();
-    estimate.host_memory = device.memory(MemoryKind::host);
-    estimate.state_file = trainer_.state_file_bytes();
-    estimate.sent = counts_.sent;
-    estimate.launches_by_queue = counts_.launches;
-    estimate.copied_to_device = counts_.copied_to_device;
-    // The host reads these values once, in StepTotals::read().
-    estimate.copied_to_host = counts_.copied_to_host + trainer_.bytes_read_by_host();
-    estimate.flops = flops_ / static_cast<double>(part_.micro_batches);
-    estimate.executed_flops = executed_flops_ / static_cast<double>(part_.micro_batches);
+    trace_.end_step();
   }
 
   const parallel::ShorterStep part_;
@@ -260,7 +254,7 @@ class RecordedSteps final : public TapeObserver {
 }  // namespace
 
 StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t resident_data,
-                           std::optional<Transport> transport) {
+                           std::optional<Transport> transport, bool runs_all) {
   if (!transport) transport = planned_transport(config);
   StepEstimate estimate;
   estimate.transport = *transport;
@@ -268,8 +262,9 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const parallel::PipelineShape shape = pipeline_shape(config, micro_batches_of(config, mesh));
   const int64_t pipeline_rank = mesh.index(comm::Axis::pp);
   for (int64_t more = 0;; more = 2 * more + 1) {
-    const RecordedSteps steps(config, rank, local_ranks, *transport, shape, pipeline_rank,
-                              shorter_step(shape, pipeline_rank, more));
+    const parallel::ShorterStep part = runs_all ? parallel::ShorterStep{.micro_batches = shape.micro_batches}
+                                                : shorter_step(shape, pipeline_rank, more);
+    const RecordedSteps steps(config, rank, local_ranks, *transport, shape, pipeline_rank, part);
     if (!steps.complete()) continue;
     steps.write(config, local_ranks, estimate);
     break;

@@ -39,9 +39,11 @@ struct StepEstimate {
 // Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
 // number of ranks on its host, over which the cores are divided if train.threads is not set. resident_data:
 // bytes of data and of their indices that the host holds (train::resident_data()). transport: nullopt for
-// planned_transport().
+// planned_transport(). runs_all: all micro-batches run, where else a few run and their memory is played for
+// the others (memory_trace.hpp); the results are the same.
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
-                           int64_t resident_data = 0, std::optional<Transport> transport = std::nullopt);
+                           int64_t resident_data = 0, std::optional<Transport> transport = std::nullopt,
+                           bool runs_all = false);
 
 // Runs the passes and the update of one step, with the fewest micro-batches that fill the pipeline, on a
 // device of the type `meta`: that of a test may run kernels.

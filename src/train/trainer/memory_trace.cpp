@@ -104,23 +104,19 @@ std::vector<MemoryTrace::Chain> MemoryTrace::chains(int64_t step) const {
   return result;
 }
 
-void MemoryTrace::play(Device& device, size_t segment, std::vector<std::byte*>& addresses) const {
-  for (size_t i = segments_[segment].first_event; i < end_of(segment); ++i) {
-    const Event& e = events_[i];
-    std::byte*& address = e.kind == Kind::pin ? addresses.front() : addresses[static_cast<size_t>(e.block)];
-    switch (e.kind) {
-      case Kind::allocate:
-        address = device.allocate(e.bytes, e.category);
-        break;
-      case Kind::free:
-        device.free(address, e.bytes, e.category);
-        break;
-      case Kind::pin:
-        // The meta device does not look at the address.
-        e.bytes > 0 ? static_cast<void>(device.allocate_pinned(e.bytes, e.category))
-                    : device.free_pinned(nullptr, -e.bytes, e.category);
-        break;
-    }
+void MemoryTrace::play(Device& device, const Event& event, std::byte*& address) {
+  switch (event.kind) {
+    case Kind::allocate:
+      address = device.allocate(event.bytes, event.category);
+      break;
+    case Kind::free:
+      device.free(address, event.bytes, event.category);
+      break;
+    case Kind::pin:
+      // The meta device does not look at the address.
+      event.bytes > 0 ? static_cast<void>(device.allocate_pinned(event.bytes, event.category))
+                      : device.free_pinned(nullptr, -event.bytes, event.category);
+      break;
   }
 }
 
@@ -141,11 +137,9 @@ void MemoryTrace::play_repetitions(Device& device, int64_t step, std::vector<std
     size_t frees = 0;
     for (size_t i = begin_event; i < end_event; ++i) {
       const Event& e = events_[i];
-      if (e.kind == Kind::allocate)
-        repeated[static_cast<size_t>((k - 1) * blocks + e.block - first_block)] =
-            device.allocate(e.bytes, e.category);
-      else if (e.kind == Kind::free)
-        device.free(after(freed[frees++], k), e.bytes, e.category);
+      const int64_t allocated = (k - 1) * blocks + e.block - first_block;
+      if (e.kind == Kind::allocate) play(device, e, repeated[static_cast<size_t>(allocated)]);
+      if (e.kind == Kind::free) play(device, e, after(freed[frees++], k));
     }
   }
   // The actions that follow are those of the last micro-batches.
@@ -155,11 +149,15 @@ void MemoryTrace::play_repetitions(Device& device, int64_t step, std::vector<std
 }
 
 void MemoryTrace::replay(Device& device) const {
-  std::vector<std::byte*> addresses(std::max<size_t>(1, blocks_.size()));
+  std::vector<std::byte*> addresses(blocks_.size());
   for (size_t segment = 0; segment < segments_.size(); ++segment) {
     const Segment& s = segments_[segment];
     if (s.step >= 0 && s.action == part_.begin + part_.length) play_repetitions(device, s.step, addresses);
-    play(device, segment, addresses);
+    std::byte* none = nullptr;
+    for (size_t i = s.first_event; i < end_of(segment); ++i) {
+      const Event& e = events_[i];
+      play(device, e, e.kind == Kind::pin ? none : addresses[static_cast<size_t>(e.block)]);
+    }
   }
 }
 

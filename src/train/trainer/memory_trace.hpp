@@ -31,7 +31,8 @@ class MemoryTrace final : public MemoryListener {
   // Whether in every step the actions that repeat allocated and freed the same as those of the period before,
   // for the next micro-batches.
   bool repeats() const;
-  // Allocates and frees on `device` what complete steps do. Needs repeats().
+  // Allocates and frees on `device` what complete steps do, but for pinned memory, of which it has what was
+  // recorded: MicroBatchRunner::reserve_uploads() allocates it for all micro-batches. Needs repeats().
   void replay(Device& device) const;
 
  private:
@@ -72,7 +73,8 @@ class MemoryTrace final : public MemoryListener {
   }
   // For each free in the period of a step; empty: a block does not repeat.
   std::vector<Chain> chains(int64_t step) const;
-  void play(Device& device, size_t segment, std::vector<std::byte*>& addresses) const;
+  // The event, of the block at `address`.
+  static void play(Device& device, const Event& event, std::byte*& address);
   void play_repetitions(Device& device, int64_t step, std::vector<std::byte*>& addresses) const;
 
   const std::vector<parallel::PipelineAction> actions_;
