@@ -103,11 +103,14 @@ tests() { # PRESET [ctest arguments]
   done < <(sed -nE '/\(Skipped\)$/d; s/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
 }
 
-# The first errors that a failed test printed.
+# The first errors that a failed test printed, without what passed tests have logged.
 first_errors() { # LOG NAME
   awk -v name="$2" '
     /^ *[0-9]+\/[0-9]+ Test +#|^ +Start +[0-9]+:/ { within = index($0, " " name " ") && /\*\*\*/; next }
-    within && /ERROR|FATAL|  values: |  logged: |SUMMARY|terminate/ && ++lines <= 12 { print "        " $0 }
+    / MESSAGE: | WARNING: / { error = 0 }
+    /ERROR|FATAL|SUMMARY|terminate|runtime error:/ { error = 1; wanted = 1 }
+    within && (wanted || error && /  values: |  logged: /) && ++lines <= 12 { print "        " $0 }
+    { wanted = 0 }
   ' "$1"
 }
 

@@ -29,7 +29,7 @@ TEST_CASE("after each change a plan fits, and takes the time and the memory that
            {"llama3-8b", 45}, {"llama3-70b", 40}, {"gpt2-1.5b", 10}, {"mixtral-8x7b", 40}}) {
     CAPTURE(recipe);
     const Cluster cluster = with_memory(gib);
-    const Plan plan = make_plan(*resolve(recipe, {}), cluster, MemoryChoice::formula);
+    const Plan plan = make_plan(resolve(recipe, {}).value(), cluster, MemoryChoice::formula);
     REQUIRE_FALSE(plan.fits);
     const std::vector<Change> changes = ways_to_fit(plan, resolver(recipe));
     REQUIRE(changes.size() >= 2);
@@ -55,13 +55,14 @@ TEST_CASE("after each change a plan fits, and takes the time and the memory that
 
 TEST_CASE("memory of changes is that of the trainer's step where that of the plan is") {
   const Cluster cluster = with_memory(45);
-  const Plan plan = make_plan(*resolve("llama3-8b", {}), cluster);
+  const Plan plan = make_plan(resolve("llama3-8b", {}).value(), cluster);
   REQUIRE(plan.memory[plan.fullest].exact);
   const std::vector<Change> changes = ways_to_fit(plan, resolver("llama3-8b"), 2);
   REQUIRE(changes.size() == 2);
   for (const Change& change : changes) {
     CHECK(change.exact);
-    const Plan exact = make_plan(*resolve("llama3-8b", change.overrides), cluster, MemoryChoice::exact);
+    const Plan exact =
+        make_plan(resolve("llama3-8b", change.overrides).value(), cluster, MemoryChoice::exact);
     CHECK(exact.fits);
     CHECK(exact.memory[exact.fullest].total() == change.bytes);
   }
@@ -72,7 +73,7 @@ TEST_CASE("memory of changes and of layouts that is called exact is that of the 
   const auto exact_of = [](const std::string& recipe, std::vector<std::string> always,
                            const std::vector<std::string>& overrides) {
     always.insert(always.end(), overrides.begin(), overrides.end());
-    const Plan plan = make_plan(*resolve(recipe, always), read_cluster("h100"), MemoryChoice::exact);
+    const Plan plan = make_plan(resolve(recipe, always).value(), read_cluster("h100"), MemoryChoice::exact);
     return plan.memory[plan.fullest].total();
   };
   const std::vector<std::string> gpus = {"dist.world_size=32"};
@@ -94,12 +95,12 @@ TEST_CASE("a change whose memory is by formula fits with the reserve of the form
   const std::vector<std::string> gpus = {"dist.world_size=8"};
   const Cluster cluster = read_cluster("h100");
   const auto qwen = resolver("qwen3-30b-a3b", gpus);
-  const Plan plan = make_plan(*qwen({}), cluster);
+  const Plan plan = make_plan(qwen({}).value(), cluster);
   REQUIRE_FALSE(plan.fits);
   for (const Change& change : ways_to_fit(plan, qwen)) {
     CAPTURE(change.name);
     if (change.exact) continue;
-    const RunShape shape = run_shape(*qwen(change.overrides));
+    const RunShape shape = run_shape(qwen(change.overrides).value());
     CHECK(change.bytes + formula_reserve(shape, cluster) <= real(cluster.usable_memory.value));
   }
 }
@@ -121,15 +122,16 @@ TEST_CASE("a plan says which times it does not have") {
 
 TEST_CASE("sharding of frozen weights is a change after which adapters fit") {
   const std::vector<std::string> always = {"model=llama3-8b", "dist.world_size=8"};
-  const Plan plan = make_plan(*resolve("lora", always), with_memory(45));
+  const Plan plan = make_plan(resolve("lora", always).value(), with_memory(45));
   REQUIRE_FALSE(plan.fits);
   const auto changes = ways_to_fit(plan, resolver("lora", always));
   CHECK(std::any_of(changes.begin(), changes.end(), [](const Change& one) { return one.name == "ZeRO 3"; }));
 }
 
 TEST_CASE("a plan that fits needs no change, and one that cannot fit has none") {
-  CHECK(ways_to_fit(make_plan(*resolve("gpt2-124m", {}), with_memory(77)), resolver("gpt2-124m")).empty());
-  const Plan small = make_plan(*resolve("llama3-70b", {}), with_memory(0.5), MemoryChoice::formula);
+  CHECK(ways_to_fit(make_plan(resolve("gpt2-124m", {}).value(), with_memory(77)), resolver("gpt2-124m"))
+            .empty());
+  const Plan small = make_plan(resolve("llama3-70b", {}).value(), with_memory(0.5), MemoryChoice::formula);
   CHECK(ways_to_fit(small, resolver("llama3-70b")).empty());
 }
 
@@ -142,7 +144,7 @@ TEST_CASE("a plan and its changes keep to the memory limit of the recipe") {
   CHECK(plan.limits.front().ends_with("and 45.0 GiB are usable"));
   const auto changes = ways_to_fit(plan, limited);
   const auto reference =
-      ways_to_fit(make_plan(*resolve("llama3-8b", {}), with_memory(45)), resolver("llama3-8b"));
+      ways_to_fit(make_plan(resolve("llama3-8b", {}).value(), with_memory(45)), resolver("llama3-8b"));
   REQUIRE(changes.size() == reference.size());
   CHECK(changes.front().bytes == reference.front().bytes);
   for (const Layout& layout : search_layouts(*limited({}), cluster, limited).layouts)
@@ -157,11 +159,11 @@ TEST_CASE("offload that exceeds the host of a node does not fit, is not proposed
   const std::vector<std::string> offload = {"optimizer.optimizer_cpu_offload=true"};
   Cluster cluster = read_cluster("h100");
   CHECK(cluster.host_memory->value == 2'000'000'000'000);
-  const Plan plan = make_plan(*resolve("llama3-8b", offload), cluster, MemoryChoice::formula);
+  const Plan plan = make_plan(resolve("llama3-8b", offload).value(), cluster, MemoryChoice::formula);
   CHECK(plan.fits);
   CHECK(plan.host_bytes == doctest::Approx(14 * total_parameters(plan.shape)).epsilon(0.01));
   cluster.host_memory = config::Bytes{100'000'000'000};
-  const Plan large = make_plan(*resolve("llama3-8b", offload), cluster, MemoryChoice::formula);
+  const Plan large = make_plan(resolve("llama3-8b", offload).value(), cluster, MemoryChoice::formula);
   CHECK_FALSE(large.fits);
   CHECK(large.limits.front().starts_with("host memory: the 8 ranks of a node need "));
   const std::vector<Change> back = ways_to_fit(large, resolver("llama3-8b", offload));
@@ -170,7 +172,7 @@ TEST_CASE("offload that exceeds the host of a node does not fit, is not proposed
   // With 34 GiB only changes with the state in host memory are cheap.
   Cluster small = with_memory(34);
   const auto offloads = [&] {
-    const Plan asked = make_plan(*resolve("llama3-8b", {}), small, MemoryChoice::formula);
+    const Plan asked = make_plan(resolve("llama3-8b", {}).value(), small, MemoryChoice::formula);
     const auto changes = ways_to_fit(asked, resolver("llama3-8b"));
     return std::any_of(changes.begin(), changes.end(),
                        [](const Change& change) { return change.host_bytes > 1e9; });
@@ -200,7 +202,7 @@ TEST_CASE("the formula of offload agrees with the trainer's own step") {
 }
 
 TEST_CASE("offload costs what its copies and the host's update cost") {
-  RunShape shape = run_shape(*resolve("llama3-8b", {}));
+  RunShape shape = run_shape(resolve("llama3-8b", {}).value());
   Cluster cluster = read_cluster("h100");
   cluster.host_bandwidth = 50, cluster.host_memory_bandwidth = 40;
   shape.offloaded_state = 1;

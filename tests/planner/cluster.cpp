@@ -67,7 +67,8 @@ TEST_CASE("a plan and a search refuse the formats that the trainer refuses on su
               "needs a GPU of compute capability 9.0"));
   CHECK(error("b200", "bf16_with_mxfp8_mixed").empty());
   CHECK(error("h100", "bf16_with_fp8_subchannel_scaling_mixed").empty());
-  const Plan plan = make_plan(*resolve("llama3-8b", {}), read_cluster("mi300x"), MemoryChoice::formula);
+  const Plan plan =
+      make_plan(resolve("llama3-8b", {}).value(), read_cluster("mi300x"), MemoryChoice::formula);
   CHECK(holds(plan.warnings.front(), "no backend for MI300X"));
 }
 

@@ -28,7 +28,7 @@ Cluster slow_network() {
 
 TEST_CASE("the time by formula is at most that of the simulated pipeline, and close to it") {
   const Cluster cluster = read_cluster("h100");
-  RunShape shape = run_shape(*resolve("gpt3-175b", {}));
+  RunShape shape = run_shape(resolve("gpt3-175b", {}).value());
   shape.tp = 8, shape.etp = 8, shape.cp = 1, shape.dp = 1;
   for (const int64_t pp : {2, 4, 8, 12})
     for (const auto& [schedule, vpp] :
@@ -161,7 +161,7 @@ TEST_CASE("a search finds the fastest of all layouts of a small grid") {
     cluster.usable_memory.value = static_cast<int64_t>(one.gib * (1 << 30));
     CAPTURE(one.slow);
     CAPTURE(one.gib);
-    const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+    const SearchResult found = search_layouts(resolve({}).value(), cluster, resolve);
     REQUIRE_FALSE(found.layouts.empty());
     const Layout& first = found.layouts.front();
     const Candidate& best = fastest_of(all, cluster);
@@ -174,7 +174,7 @@ TEST_CASE("a search finds the fastest of all layouts of a small grid") {
 
 TEST_CASE("where no layout divides the batch, a search names the nearest batches that one divides") {
   const Resolver resolve = resolver("llama3-70b");
-  config::Config config = *resolve({});
+  config::Config config = resolve({}).value();
   config.dist.world_size = 97;
   const auto search = [&] { return search_layouts(config, read_cluster("h100"), resolve); };
   // A prime above the number of layers is left to data parallelism.
@@ -190,7 +190,7 @@ TEST_CASE("where no layout divides the batch, a search names the nearest batches
 TEST_CASE("a search tries each number of chunks that the layers divide into, and lists the recipe itself") {
   const Resolver resolve = resolver("gpt3-175b");
   const Cluster cluster = read_cluster("h100");
-  const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+  const SearchResult found = search_layouts(resolve({}).value(), cluster, resolve);
   REQUIRE_FALSE(found.layouts.empty());
   const Layout& first = found.layouts.front();
   CHECK(std::any_of(found.layouts.begin(), found.layouts.end(),
@@ -198,7 +198,7 @@ TEST_CASE("a search tries each number of chunks that the layers divide into, and
   const auto own = std::find_if(found.layouts.begin(), found.layouts.end(),
                                 [](const Layout& one) { return one.is_recipe(); });
   REQUIRE(own != found.layouts.end());
-  const Plan plan = make_plan(*resolve({}), cluster);
+  const Plan plan = make_plan(resolve({}).value(), cluster);
   CHECK(own->shape.vpp == 6);
   CHECK(own->time.seconds == plan.time.seconds);
   CHECK(own->bytes == plan.memory[plan.fullest].total());
@@ -210,14 +210,14 @@ TEST_CASE("a search divides a sequence as far as 1024 tokens for each rank") {
   const Resolver resolve =
       resolver("llama3-8b", {"dist.world_size=1024", "dist.tp=8", "dist.sp=true", "dist.cp=128",
                              "model.seq_length=1048576", "train.global_batch_size=1"});
-  const SearchResult found = search_layouts(*resolve({}), read_cluster("h100"), resolve);
+  const SearchResult found = search_layouts(resolve({}).value(), read_cluster("h100"), resolve);
   REQUIRE_FALSE(found.layouts.empty());
   CHECK(found.layouts.front().shape.cp == 128);
 }
 
 TEST_CASE("a search tries all micro-batches that divide the samples of a replica") {
   const Resolver resolve = resolver("codeparrot-110m");
-  const SearchResult found = search_layouts(*resolve({}), read_cluster("h100"), resolve);
+  const SearchResult found = search_layouts(resolve({}).value(), read_cluster("h100"), resolve);
   REQUIRE_FALSE(found.layouts.empty());
   // Of 192 samples on eight GPUs.
   CHECK(found.layouts.front().shape.micro_batch == 24);
@@ -229,16 +229,17 @@ TEST_CASE("shipped layouts of models with experts are not far from the best of a
     CAPTURE(recipe);
     const Resolver resolve = resolver(recipe);
     const Cluster cluster = read_cluster("h100");
-    const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+    const SearchResult found = search_layouts(resolve({}).value(), cluster, resolve);
     REQUIRE_FALSE(found.layouts.empty());
-    CHECK(step_time(run_shape(*resolve({})), cluster).seconds < 1.5 * found.layouts.front().time.seconds);
+    CHECK(step_time(run_shape(resolve({}).value()), cluster).seconds <
+          1.5 * found.layouts.front().time.seconds);
   }
 }
 
 TEST_CASE("a search divides 61 layers over pipelines whose last stage has fewer") {
   const Resolver resolve = resolver("deepseek-v3");
   const Cluster cluster = read_cluster("h100");
-  const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+  const SearchResult found = search_layouts(resolve({}).value(), cluster, resolve);
   int pipelines = 0;
   for (const Layout& one : found.layouts) {
     const auto config = resolve(one.overrides);
@@ -249,7 +250,9 @@ TEST_CASE("a search divides 61 layers over pipelines whose last stage has fewer"
   }
   CHECK(pipelines > 2);
   // The recipe's pipeline is another one.
-  const RunShape base = run_shape(*resolve({"dist.pp=8", "dist.num_layers_in_last_pipeline_stage=5"}));
+  const RunShape base = run_shape(resolve({"dist.pp=8", "~dist.pipeline_model_parallel_layout",
+                                           "dist.num_layers_in_last_pipeline_stage=5"})
+                                      .value());
   RunShape sixteen = base;
   sixteen.pp = sixteen.group = 16, sixteen.dp = base.dp / 2;
   REQUIRE(divide_layers(sixteen));
@@ -264,7 +267,7 @@ TEST_CASE("every layout of a search of a model with experts is a recipe that fit
       resolver("mixtral-8x7b", {"dist.world_size=8", "dist.pp=1", "dist.vpp=null", "model.num_layers=4"});
   Cluster cluster = read_cluster("h100");
   cluster.usable_memory.value = int64_t{20} << 30;
-  const SearchResult found = search_layouts(*resolve({}), cluster, resolve);
+  const SearchResult found = search_layouts(resolve({}).value(), cluster, resolve);
   REQUIRE(found.layouts.size() > 5);
   for (const Layout& one : found.layouts) {
     const auto config = resolve(one.overrides);
@@ -309,8 +312,9 @@ TEST_CASE("the formula of memory agrees with the trainer's step for schedules, r
 }
 
 TEST_CASE("ranks that share an expert gather its rows and reduce its outputs") {
-  RunShape shape = run_shape(*resolve("mixtral-8x7b", {"dist.pp=1", "dist.vpp=null", "dist.tp=2",
-                                                       "dist.sp=true", "dist.ep=4", "dist.etp=1"}));
+  RunShape shape = run_shape(resolve("mixtral-8x7b", {"dist.pp=1", "dist.vpp=null", "dist.tp=2",
+                                                      "dist.sp=true", "dist.ep=4", "dist.etp=1"})
+                                 .value());
   const Cluster cluster = read_cluster("h100");
   const auto sent = [&] {
     for (const LinkTraffic& one : link_traffic(shape, cluster, step_time(shape, cluster)))

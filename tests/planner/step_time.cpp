@@ -382,7 +382,7 @@ TEST_CASE("layers in 16 bits, and weight gradients in 16 bits, take the time of 
   CHECK(weights.forward.memory < all_low.forward.memory);
   // The output layer is in 16 bits.
   const Cluster cluster = read_cluster("h100");
-  RunShape head = run_shape(*resolve("llama3-8b", {low}));
+  RunShape head = run_shape(resolve("llama3-8b", {low}).value());
   head.stages = {{.head = true}};
   CHECK(stage_times(head, cluster).front().forward.gemm ==
         doctest::Approx(gemm_seconds(cluster, GemmFormat::bf16, head.tokens(), real(head.vocab), 4096)));
@@ -425,7 +425,7 @@ TEST_CASE("adapters and weights in 4 bits take time") {
 
 TEST_CASE("an all-gather of keys attends block by block, as a ring") {
   const Cluster cluster = read_cluster("h100");
-  RunShape s = run_shape(*resolve("llama3-8b", {"dist.cp=2"}));
+  RunShape s = run_shape(resolve("llama3-8b", {"dist.cp=2"}).value());
   const WorkTime ring = stage_times(s, cluster).front().total();
   s.context_exchange = ContextExchange::all_gather;
   const WorkTime gathered = stage_times(s, cluster).front().total();
@@ -583,7 +583,7 @@ TEST_CASE("the optimizer of Muon orthogonalizes each matrix once") {
   // A pipeline rank has a part of the layers; other optimizers have no matrices.
   CHECK(seconds({"ddp=no_shard", "dist.pp=2"}) == doctest::Approx(all / 2));
   const RunShape muon = shape({"ddp=zero1"}),
-                 adam = run_shape(*resolve("llama3-8b", {"dist.world_size=8", "dist.cp=1"}));
+                 adam = run_shape(resolve("llama3-8b", {"dist.world_size=8", "dist.cp=1"}).value());
   CHECK(orthogonalization_seconds(adam, cluster, 0) == 0);
   CHECK(step_time(muon, cluster).optimizer > sharded);
 }
