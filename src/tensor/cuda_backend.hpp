@@ -45,6 +45,14 @@ struct DeviceFacts {
 // (Context::stream).
 struct OpenDevice;
 
+// What a call of launch_graph did.
+struct GraphLaunch {
+  // Number of kernels, fills, copies and calls of the host.
+  int64_t nodes = 0;
+  // False: an executable graph was updated.
+  bool instantiated = false;
+};
+
 enum class CopyDirection : int32_t { host_to_device, device_to_host, on_device };
 
 // Functions that take a device may be called from every thread. Addresses of host memory that this process
@@ -84,6 +92,17 @@ struct Runtime {
   Status (*stream_wait_event)(OpenDevice* device, void* stream, void* event);
   // Time between two timed events that are done; `seconds` has the precision of fp32.
   Status (*elapsed)(OpenDevice* device, void* from, void* to, double* seconds);
+
+  // ---- graphs
+
+  // From now on the kernels, fills, copies on the device and calls of the host that are queued on the stream
+  // are collected. Until launch_graph, events and waits of the stream are errors, and so are its copies from
+  // and to host memory. Other streams and the memory functions work as ever.
+  Status (*begin_graph)(OpenDevice* device, void* stream);
+  // Queues the collected work on the stream, as one graph. It updates the executable graph of the last call
+  // with this name and the same kinds of work, if there is one. `launch` is set also where it fails: nothing
+  // is collected any more.
+  Status (*launch_graph)(OpenDevice* device, void* stream, const char* name, GraphLaunch* launch);
 
   // ---- memory
 

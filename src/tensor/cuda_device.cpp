@@ -308,7 +308,40 @@ void CudaDevice::throw_error_of(QueueSet queues) {
   }
 }
 
+void CudaDevice::begin_graph(const char* name) {
+  if (graph_scopes_++ == 0) graph_name_ = name;
+}
+
+void CudaDevice::end_graph() noexcept {
+  if (--graph_scopes_ > 0) return;
+  try {
+    submit_graph(Queue::compute);
+  } catch (const Error& error) {
+    set_failure(error);
+  }
+}
+
+void CudaDevice::collect_graph(Queue queue) {
+  if (queue != Queue::compute || graph_scopes_ == 0 || collects_) return;
+  context_.check(context_.runtime.begin_graph(context_.device, queue_of(queue).stream),
+                 "begin a CUDA graph (model.cuda_graph_impl)");
+  collects_ = true;
+}
+
+void CudaDevice::submit_graph(Queue queue) {
+  if (queue != Queue::compute || !collects_) return;
+  collects_ = false;
+  GraphLaunch launch;
+  const Status status =
+      context_.runtime.launch_graph(context_.device, queue_of(queue).stream, graph_name_, &launch);
+  ++graph_counts_.graphs;
+  graph_counts_.nodes += launch.nodes;
+  graph_counts_.instantiated += launch.instantiated;
+  context_.check(status, "run a CUDA graph (model.cuda_graph_impl)");
+}
+
 void CudaDevice::synchronize() {
+  submit_graph(Queue::compute);
   ++host_waits_;
   const char* const action = "wait for a queue";
   std::exception_ptr first;
@@ -326,15 +359,20 @@ void CudaDevice::synchronize() {
 
 void CudaDevice::zero(std::byte* data, int64_t bytes) {
   if (bytes <= 0) return;
+  collect_graph(Queue::compute);
   context_.check(context_.runtime.zero(context_.device, data, bytes, queue_of(Queue::compute).stream),
                  "fill memory");
 }
 
 void CudaDevice::start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,
                             const char* action) {
-  if (bytes > 0)
-    context_.check(context_.runtime.copy(context_.device, to, from, bytes, direction, queue_of(queue).stream),
-                   action);
+  if (bytes <= 0) return;
+  if (direction == CopyDirection::on_device)
+    collect_graph(queue);
+  else
+    submit_graph(queue);
+  context_.check(context_.runtime.copy(context_.device, to, from, bytes, direction, queue_of(queue).stream),
+                 action);
 }
 
 void CudaDevice::copy(std::byte* to, const std::byte* from, int64_t bytes) {
@@ -343,6 +381,7 @@ void CudaDevice::copy(std::byte* to, const std::byte* from, int64_t bytes) {
 void CudaDevice::copy_to_device(std::byte* to, const void* from_host, int64_t bytes) {
   if (bytes <= 0) return;
   count_copy(Queue::host_to_device, bytes);
+  submit_graph(Queue::compute);
   host_waits_ +=
       staging_->copy(to, static_cast<const std::byte*>(from_host), bytes, queue_of(Queue::compute).stream);
 }
@@ -362,6 +401,7 @@ void CudaDevice::start_copy_to_host(void* to_host, const std::byte* from, int64_
 }
 
 std::unique_ptr<Event> CudaDevice::record(Queue queue) {
+  submit_graph(queue);
   auto event = std::make_unique<CudaEvent>(*this, queue_of(queue).follows, false);
   context_.check(context_.runtime.record_event(context_.device, event->handle(), queue_of(queue).stream),
                  "record an event");
@@ -383,6 +423,7 @@ std::shared_ptr<const CudaDevice::TimeReference> CudaDevice::time_reference() {
 }
 
 std::unique_ptr<Event> CudaDevice::record_time(Queue queue) {
+  submit_graph(queue);
   auto event = std::make_unique<CudaEvent>(*this, queue_of(queue).follows, true, time_reference());
   context_.check(context_.runtime.record_event(context_.device, event->handle(), queue_of(queue).stream),
                  "record an event");
@@ -391,6 +432,7 @@ std::unique_ptr<Event> CudaDevice::record_time(Queue queue) {
 
 void CudaDevice::wait_for(Queue queue, const Event& event) {
   const auto& recorded = dynamic_cast<const CudaEvent&>(event);
+  submit_graph(queue);
   StreamQueue& waiting = queue_of(queue);
   waiting.follows |= recorded.follows();
   context_.check(context_.runtime.stream_wait_event(context_.device, waiting.stream, recorded.handle()),

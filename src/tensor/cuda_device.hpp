@@ -127,7 +127,10 @@ class CudaDevice : public Device {
   // communicators.
   const Communicator* communicator() const { return communicator_; }
   OpenDevice* handle() const { return context_.device; }
-  void* stream(Queue queue) { return queue_of(queue).stream; }
+  void* stream(Queue queue) {
+    submit_graph(queue);
+    return queue_of(queue).stream;
+  }
   // From now on every wait of the host throws `error`, the first one given: what the queues compute is
   // undefined. From any thread.
   void set_failure(const Error& error);
@@ -150,6 +153,9 @@ class CudaDevice : public Device {
   // error of such work it does not run until the host has thrown the error, in the same queue and in those
   // that have waited for it.
   void enqueue(Queue queue, std::function<void()> work) override;
+  void begin_graph(const char* name) override;
+  void end_graph() noexcept override;
+  GraphCounts graph_counts() const override { return graph_counts_; }
   bool has_ranges() const override { return context_.runtime.begin_range != nullptr; }
   void begin_range(const std::string& name) override { context_.runtime.begin_range(name.c_str()); }
   void end_range() override { context_.runtime.end_range(); }
@@ -177,7 +183,12 @@ class CudaDevice : public Device {
   // Like enqueue(), but runs also after an error. The first error is kept.
   void enqueue_always(Queue queue, std::function<void()> work);
   int workers() const override { return 0; }
-  void* stream_of(Queue queue) override { return queue_of(queue).stream; }
+  void* stream_of(Queue queue) override {
+    collect_graph(queue);
+    return queue_of(queue).stream;
+  }
+  // Before work that a graph can have: begins to collect it within a GraphScope.
+  void collect_graph(Queue queue);
   bool grow(Pool pool, int64_t end, int64_t bytes) override;
   void shrink(Pool pool, int64_t end, int64_t bytes) override;
   std::byte* place(Pool pool, int64_t offset, int64_t size) override;
@@ -199,6 +210,9 @@ class CudaDevice : public Device {
   // A timed event whose moment the host knows.
   struct TimeReference;
 
+  // Before what a graph cannot have: submits what has been collected. Within a GraphScope the queue collects
+  // again after it.
+  void submit_graph(Queue queue);
   StreamQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
   void call_host(StreamQueue& queue, std::function<void()> work);
   // Whether work of enqueue() has failed in these queues.
@@ -232,6 +246,11 @@ class CudaDevice : public Device {
   // Protects the errors of the queues, which the driver's threads set, their list and failure_.
   std::mutex error_mutex_;
   std::optional<Error> failure_;
+  // Open GraphScopes, the name of the outermost, and whether the compute stream collects work.
+  int graph_scopes_ = 0;
+  const char* graph_name_ = nullptr;
+  bool collects_ = false;
+  GraphCounts graph_counts_;
   // A stream without work, for time references.
   void* clock_stream_ = nullptr;
   std::shared_ptr<const TimeReference> time_reference_;

@@ -257,6 +257,19 @@ class Device {
   // Calls `listener` with every span that a QueueScope marks; empty: no listener.
   void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
   const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
+  // Whether GraphScope submits launches as CUDA graphs, where the device has them.
+  void use_graphs(bool use) { uses_graphs_ = use; }
+  bool uses_graphs() const { return uses_graphs_; }
+  // For GraphScope. begin_graph: the name of the outermost scope.
+  virtual void begin_graph(const char* /*name*/) {}
+  virtual void end_graph() noexcept {}
+  // Graphs that were submitted so far, the launches, fills and copies in them, and how many of the graphs
+  // were instantiated: the others updated one of those.
+  struct GraphCounts {
+    int64_t graphs = 0, nodes = 0, instantiated = 0;
+  };
+  virtual GraphCounts graph_counts() const { return {}; }
+
   // Whether profilers see the ranges of RangeScope.
   virtual bool has_ranges() const { return false; }
   // Ranges of this thread. They nest, and a mark is a moment within them.
@@ -340,6 +353,7 @@ class Device {
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;
+  bool uses_graphs_ = false;
   // Whether declare_access() is of use.
   bool declares_accesses_ = false;
   std::ptrdiff_t kernel_offset_ = 0;
@@ -400,6 +414,27 @@ class QueueScope {
   Device& device_;
   Queue queue_;
   std::shared_ptr<Event> before_;
+};
+
+// Submits the work of the compute queue from construction to destruction as one CUDA graph, where
+// Device::uses_graphs(): many small kernels then cost the host and the GPU less time than one launch each.
+// Results and their order are those without it. What cannot be part of a graph (an event, a wait for another
+// queue, a copy from or to the host) divides it. Scopes nest within the outermost one, whose name tells
+// sections of code apart: graphs of equal name and equal kinds of work share an executable graph, which is
+// updated. An error of a graph is thrown at the next wait of the host.
+class GraphScope {
+ public:
+  GraphScope(Device& device, const char* name) : device_(device.uses_graphs() ? &device : nullptr) {
+    if (device_) device_->begin_graph(name);
+  }
+  ~GraphScope() {
+    if (device_) device_->end_graph();
+  }
+  GraphScope(const GraphScope&) = delete;
+  GraphScope& operator=(const GraphScope&) = delete;
+
+ private:
+  Device* device_;
 };
 
 // Names what the host does and queues from construction to destruction, for profilers of the device (NVTX).

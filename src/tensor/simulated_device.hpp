@@ -51,7 +51,10 @@ class SimulatedDevice final : public CudaDevice {
 
  protected:
   ThreadPool* kernel_threads() override { return host_threads_; }
-  void* stream_of(Queue queue) override { return &streams_[static_cast<size_t>(queue)]; }
+  void* stream_of(Queue queue) override {
+    collect_graph(queue);
+    return &streams_[static_cast<size_t>(queue)];
+  }
   void begin_workspace(Queue queue, kernels::Workspace workspace) override;
   void end_workspace(Queue queue, kernels::Workspace workspace) override;
   void occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct OpenGpu {
   SimulatedGpu gpu;
   int64_t mapped = 0;  // bytes
   uint64_t streams = 0;
+  // The name, and the kinds of work, of each executable graph.
+  std::set<std::pair<std::string, std::string>> graphs = {};
   // Copies from host memory that may not have run.
   struct HostRead {
     const std::byte *begin, *end;
@@ -168,9 +171,31 @@ Status failed(const char* function, const char* why, StatusCode code = StatusCod
   return {code, status_text};
 }
 
-CheckedQueue& queue_at(void* stream) {
-  return *static_cast<CheckedQueue*>(stream);
+// The object to which a void* stream of this runtime points.
+struct Stream {
+  CheckedQueue queue;
+  // Between begin_graph and launch_graph.
+  bool collects = false;
+  // A letter for each of `work`.
+  std::string kinds = {};
+  std::vector<std::function<void()>> work = {};
+
+  void push(char kind, std::function<void()> item) {
+    if (!collects) {
+      queue.push(std::move(item));
+      return;
+    }
+    kinds += kind;
+    work.push_back(std::move(item));
+  }
+};
+Stream& stream_at(void* stream) {
+  return *static_cast<Stream*>(stream);
 }
+CheckedQueue& queue_at(void* stream) {
+  return stream_at(stream).queue;
+}
+constexpr const char* kCollects = "the stream collects a graph";
 StreamEvent& event_at(void* event) {
   return *static_cast<StreamEvent*>(event);
 }
@@ -210,7 +235,7 @@ Status create_stream(OpenDevice* device, bool high_priority, void** stream) {
   const auto hold = high_priority      ? CheckedQueue::DelayedItems::none
                     : open.gpu.patient ? CheckedQueue::DelayedItems::all
                                        : CheckedQueue::DelayedItems::some;
-  *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);
+  *stream = new Stream{.queue = {open.gpu.seed + ++open.streams, hold}};
   return {};
 }
 Status destroy_stream(OpenDevice* device, void* stream) {
@@ -220,15 +245,16 @@ Status destroy_stream(OpenDevice* device, void* stream) {
     block.readers.erase(&queue_at(stream));
     if (block.queue == &queue_at(stream)) block.queue = nullptr;
   }
-  delete &queue_at(stream);
+  delete &stream_at(stream);
   return {};
 }
 Status wait_stream(OpenDevice*, void* stream) {
+  if (stream_at(stream).collects) return failed("wait_stream", kCollects);
   finish(queue_at(stream), queue_at(stream).last());
   return {};
 }
 Status call_host(OpenDevice*, void* stream, void (*function)(void*), void* argument) {
-  queue_at(stream).push([=] { function(argument); });
+  stream_at(stream).push('k', [=] { function(argument); });
   return {};
 }
 
@@ -243,6 +269,7 @@ Status destroy_event(OpenDevice*, void* event) {
   return {};
 }
 Status record_event(OpenDevice*, void* event, void* stream) {
+  if (stream_at(stream).collects) return failed("record_event", kCollects);
   StreamEvent& recorded = event_at(event);
   recorded.queue = &queue_at(stream);
   if (recorded.timed) {
@@ -264,6 +291,7 @@ Status wait_event(OpenDevice*, void* event) {
   return {};
 }
 Status stream_wait_event(OpenDevice* device, void* stream, void* event) {
+  if (stream_at(stream).collects) return failed("stream_wait_event", kCollects);
   const StreamEvent recorded = event_at(event);
   if (recorded.queue && recorded.queue != &queue_at(stream)) {
     gpu_at(device).add_waiter(queue_at(stream), recorded.queue, recorded.ticket);
@@ -275,6 +303,25 @@ Status elapsed(OpenDevice*, void* from, void* to, double* seconds) {
   if (!event_at(from).time || !event_at(to).time) return failed("elapsed", "an event without a time");
   // The precision of CUDA's answer.
   *seconds = static_cast<double>(static_cast<float>(event_at(to).time->load() - event_at(from).time->load()));
+  return {};
+}
+
+// ---- graphs
+
+Status begin_graph(OpenDevice*, void* stream) {
+  if (stream_at(stream).collects) return failed("begin_graph", kCollects);
+  stream_at(stream).collects = true;
+  return {};
+}
+Status launch_graph(OpenDevice* device, void* stream, const char* name, GraphLaunch* launch) {
+  Stream& collected = stream_at(stream);
+  if (!collected.collects) return failed("launch_graph", "the stream collects no graph");
+  collected.collects = false;
+  launch->nodes = static_cast<int64_t>(collected.work.size());
+  launch->instantiated = gpu_at(device).graphs.emplace(name, std::move(collected.kinds)).second;
+  for (std::function<void()>& item : collected.work) collected.queue.push(std::move(item));
+  collected.kinds.clear();
+  collected.work.clear();
   return {};
 }
 
@@ -321,6 +368,14 @@ Status copy(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyD
   const bool to_device = direction != CopyDirection::device_to_host;
   if ((from_device && !arena().holds(from, bytes)) || (to_device && !arena().holds(to, bytes)))
     return failed("copy", "not an address of the device");
+  Stream& copying = stream_at(stream);
+  if (copying.collects) {
+    if (!from_device || !to_device) return failed("copy", kCollects);
+    copying.push('c', [to = kernel_address(static_cast<std::byte*>(to)),
+                       from = kernel_address(static_cast<const std::byte*>(from)),
+                       bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+    return {};
+  }
   // Reads before the first write give NaN, or -1 as an integer. A pinned buffer that another copy or the work
   // of another stream may still read changes in stream order only.
   OpenGpu& open = gpu_at(device);
@@ -339,7 +394,7 @@ Status copy(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyD
 }
 Status zero(OpenDevice*, void* data, int64_t bytes, void* stream) {
   if (!arena().holds(data, bytes)) return failed("zero", "not an address of the device");
-  queue_at(stream).push([to = kernel_address(static_cast<std::byte*>(data)), bytes] {
+  stream_at(stream).push('z', [to = kernel_address(static_cast<std::byte*>(data)), bytes] {
     std::memset(to, 0, static_cast<size_t>(bytes));
   });
   return {};
@@ -368,6 +423,8 @@ const Runtime& simulated_runtime() {
                                    .wait_event = wait_event,
                                    .stream_wait_event = stream_wait_event,
                                    .elapsed = elapsed,
+                                   .begin_graph = begin_graph,
+                                   .launch_graph = launch_graph,
                                    .reserve_range = reserve_range,
                                    .release_range = release_range,
                                    .map_memory = map_memory,

@@ -100,6 +100,12 @@ Status unmap_memory(OpenDevice* device, void* address, int64_t bytes) {
   return status;
 }
 
+// Nothing is collected any more, also where it fails.
+Status launch_graph(OpenDevice* device, void* stream, const char* name, cuda::GraphLaunch* launch) {
+  const Status status = cuda::simulated_runtime().launch_graph(device, stream, name, launch);
+  return state.failing == "launch_graph" ? failed("launch_graph", "planted error", state.code) : status;
+}
+
 constexpr Runtime kFakeRuntime{.count_devices = count_devices,
                                .describe_device = describe_device,
                                .open_device = open_device,
@@ -116,6 +122,8 @@ constexpr Runtime kFakeRuntime{.count_devices = count_devices,
                                .wait_event = PLANNED(wait_event),
                                .stream_wait_event = PLANNED(stream_wait_event),
                                .elapsed = PLANNED(elapsed),
+                               .begin_graph = PLANNED(begin_graph),
+                               .launch_graph = launch_graph,
                                .reserve_range = PLANNED(reserve_range),
                                .release_range = PLANNED(release_range),
                                .map_memory = map_memory,

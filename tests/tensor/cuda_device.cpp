@@ -421,6 +421,19 @@ TEST_CASE("cuda device: every error of the backend is an error with the device, 
       {"copy", "copy on the device",
        [](Device& d, const Tensor& t) { d.copy(t.address(), t.address() + 8, 8); }},
       {"zero", "fill memory", [](Device& d, const Tensor& t) { d.zero(t.address(), 8); }},
+      {"begin_graph", "begin a CUDA graph (model.cuda_graph_impl)",
+       [](Device& d, const Tensor& t) {
+         d.use_graphs(true);
+         const GraphScope graph(d, "test");
+         d.zero(t.address(), 8);
+       }},
+      {"launch_graph", "run a CUDA graph (model.cuda_graph_impl)",
+       [](Device& d, const Tensor& t) {
+         d.use_graphs(true);
+         const GraphScope graph(d, "test");
+         d.zero(t.address(), 8);
+         d.synchronize();
+       }},
   };
   for (const Case& each : cases) {
     CAPTURE(each.function);
@@ -449,6 +462,99 @@ TEST_CASE("cuda device: every error of the backend is an error with the device, 
   CHECK(device->record(Queue::compute)->done());
   test::fake_cuda().failing.clear();
   device->free_pinned(pinned, 10, MemoryCategory::data);
+}
+
+TEST_CASE("cuda device: the work of a scope is one graph, which waits and transfers divide") {
+  const int64_t n = 100;
+  for (const bool patient : {false, true}) {
+    test::reset_fake_cuda().patient = patient;
+    const auto device = cuda_device();
+    const Tensor x = Tensor::from_host<float>(*device, {n}, counted_up(n)), y = Tensor::zeros(*device, {n});
+    // Kernel, fill, copy and kernel: y = 2 (x + 1), and the first two values are 0.
+    const auto layer = [&] {
+      const GraphScope graph(*device, "layer");
+      launch(*device, &add_one_on_stream, x, x, n);
+      device->zero(x.address(), 8);
+      device->copy(y.address(), x.address(), 4 * n);
+      launch(*device, {.shared = 4096}, &double_through_workspace, y, n);
+    };
+    struct Counts {
+      int64_t graphs, nodes, instantiated;
+      bool operator==(const Counts&) const = default;
+    };
+    const auto counts = [&] {
+      const Device::GraphCounts c = device->graph_counts();
+      return Counts{c.graphs, c.nodes, c.instantiated};
+    };
+    layer();
+    CHECK(counts() == Counts{0, 0, 0});
+    device->use_graphs(true);
+    for (int i = 0; i < 3; ++i) layer();
+    CHECK(counts() == Counts{3, 12, 1});
+    CHECK(device->launches() == 8);
+    const std::vector<float> values = y.to_host<float>();
+    CHECK(values[1] == 0);
+    CHECK(values[2] == 2 * (2 + 4));
+    CHECK(values[99] == 2 * (99 + 4));
+    CHECK(counts() == Counts{3, 12, 1});
+
+    // An event ends the graph before it; what follows is another one. The name tells graphs apart.
+    {
+      const GraphScope graph(*device, "halves");
+      launch(*device, &add_one_on_stream, x, x, n);
+      const auto event = device->record(Queue::compute);
+      CHECK(counts() == Counts{4, 13, 2});
+      event->wait();
+      {
+        const GraphScope inner(*device, "inner");
+        launch(*device, &add_one_on_stream, x, x, n);
+      }
+      device->wait_for(Queue::communication, *event);
+      CHECK(counts() == Counts{4, 13, 2});
+      // Work of another queue is part of no graph, and need not wait for one.
+      const Tensor z = Tensor::zeros(*device, {n});
+      launch(*device, Queue::communication, &add_one_on_stream, y, y, n);
+      const auto other = device->record(Queue::communication);
+      other->wait();
+      CHECK(counts() == Counts{4, 13, 2});
+      device->wait_for(Queue::compute, *other);
+      CHECK(counts() == Counts{5, 15, 3});
+      const float one = 1;
+      launch(*device, &scale_on_stream, x, 2.0f, n);
+      device->copy_to_device(x.address(), &one, 4);
+      CHECK(counts() == Counts{6, 16, 3});
+      launch(*device, &scale_on_stream, x, 2.0f, n);
+      CHECK(x.to_host<float>()[0] == 2);
+      CHECK(counts() == Counts{7, 17, 3});
+    }
+    CHECK(x.to_host<float>()[99] == 4 * (99 + 6));
+    // Nothing was queued since, so that there was no graph.
+    CHECK(counts() == Counts{7, 17, 3});
+  }
+}
+
+TEST_CASE("cuda device: a scope that an exception leaves submits its work, and an error reaches the waits") {
+  test::reset_fake_cuda();
+  const auto device = cuda_device();
+  device->use_graphs(true);
+  const Tensor x = Tensor::from_host<float>(*device, {8}, counted_up(8));
+  try {
+    const GraphScope graph(*device, "layer");
+    launch(*device, &scale_on_stream, x, 2.0f, int64_t{8});
+    throw std::runtime_error("planted");
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(x.to_host<float>()[7] == 14);
+  test::fake_cuda().failing = "launch_graph";
+  {
+    const GraphScope graph(*device, "layer");
+    launch(*device, &scale_on_stream, x, 2.0f, int64_t{8});
+  }
+  test::fake_cuda().failing.clear();
+  CHECK_THROWS_WITH_AS(device->synchronize(),
+                       "cuda 0 (fake GPU, compute capability 9.0): cannot run a CUDA graph "
+                       "(model.cuda_graph_impl): fake_launch_graph: planted error",
+                       Error);
 }
 
 TEST_CASE("cuda device: all that a device has taken is released, also when it cannot be opened") {

@@ -7,13 +7,19 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <new>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace capstan::cuda {
 
 struct OpenDevice {
   int index = 0;
   int lowest_priority = 0, highest_priority = 0;
+  // Executable graphs, by the name and the kinds of nodes.
+  std::map<std::string, cudaGraphExec_t> graphs = {};
 };
 
 namespace {
@@ -199,7 +205,14 @@ Status open_device(int32_t index, OpenDevice** device) {
   return *device ? Status{} : Status{StatusCode::out_of_memory, "no memory of the host"};
 }
 
+void destroy_graphs(OpenDevice* device) {
+  for (const auto& [kinds, graph] : device->graphs) (void)cudaGraphExecDestroy(graph);
+  device->graphs.clear();
+}
+
 Status close_device(OpenDevice* device) {
+  CAPSTAN_USE(device);
+  destroy_graphs(device);
   delete device;
   return {};
 }
@@ -288,6 +301,71 @@ Status elapsed(OpenDevice* device, void* from, void* to, double* seconds) {
   CAPSTAN_CUDA(cudaEventElapsedTime, &milliseconds, event_of(from), event_of(to));
   *seconds = 1e-3 * static_cast<double>(milliseconds);
   return {};
+}
+
+// ---- graphs
+
+// A number of executable graphs that only code whose kinds of work vary without end reaches.
+constexpr size_t kMaxGraphs = 256;
+
+Status begin_graph(OpenDevice* device, void* stream) {
+  CAPSTAN_USE(device);
+  // Relaxed: what this thread does besides (mapping memory, loading kernels) is allowed.
+  CAPSTAN_CUDA(cudaStreamBeginCapture, stream_of(stream), cudaStreamCaptureModeRelaxed);
+  return {};
+}
+
+// The work of a stream is a chain: name and kinds of the nodes, in their order, say whether an executable
+// graph can take the parameters of another one.
+Status describe_graph(cudaGraph_t graph, std::string& key, int64_t& nodes) {
+  size_t count = 0;
+  CAPSTAN_CUDA(cudaGraphGetNodes, graph, nullptr, &count);
+  std::vector<cudaGraphNode_t> found(count);
+  if (count > 0) CAPSTAN_CUDA(cudaGraphGetNodes, graph, found.data(), &count);
+  nodes = static_cast<int64_t>(count);
+  for (const cudaGraphNode_t node : found) {
+    cudaGraphNodeType type{};
+    CAPSTAN_CUDA(cudaGraphNodeGetType, node, &type);
+    key += static_cast<char>('a' + static_cast<int>(type));
+  }
+  return {};
+}
+
+// An executable graph for the work of `graph`, which the device owns.
+Status executable_graph(OpenDevice* device, cudaGraph_t graph, const std::string& key, GraphLaunch* launch,
+                        cudaGraphExec_t& executable) {
+  const auto known = device->graphs.find(key);
+  if (known != device->graphs.end()) {
+    executable = known->second;
+    cudaGraphExecUpdateResultInfo info{};
+    if (cudaGraphExecUpdate(executable, graph, &info) == cudaSuccess) return {};
+    // The nodes differ in what an update cannot change. The error is not one of a launch.
+    (void)cudaGetLastError();
+    device->graphs.erase(known);
+    CAPSTAN_CUDA(cudaGraphExecDestroy, executable);
+  }
+  if (device->graphs.size() >= kMaxGraphs) destroy_graphs(device);
+  launch->instantiated = true;
+  CAPSTAN_CUDA(cudaGraphInstantiate, &executable, graph, 0);
+  device->graphs.emplace(key, executable);
+  return {};
+}
+
+Status launch_graph(OpenDevice* device, void* stream, const char* name, GraphLaunch* launch) try {
+  CAPSTAN_USE(device);
+  cudaGraph_t graph = nullptr;
+  CAPSTAN_CUDA(cudaStreamEndCapture, stream_of(stream), &graph);
+  std::string key = std::string(name) + ' ';
+  cudaGraphExec_t executable = nullptr;
+  Status status = describe_graph(graph, key, launch->nodes);
+  if (status.ok()) status = executable_graph(device, graph, key, launch, executable);
+  // Updated while a launch of it runs, the executable graph changes for the launches after it only.
+  if (status.ok()) status = status_of(cudaGraphLaunch(executable, stream_of(stream)), "cudaGraphLaunch");
+  // The executable graph is a copy.
+  (void)cudaGraphDestroy(graph);
+  return status;
+} catch (const std::bad_alloc&) {
+  return {StatusCode::out_of_memory, "no memory of the host"};
 }
 
 // ---- memory
@@ -387,6 +465,8 @@ const Runtime& cuda_runtime() {
                                .wait_event = wait_event,
                                .stream_wait_event = stream_wait_event,
                                .elapsed = elapsed,
+                               .begin_graph = begin_graph,
+                               .launch_graph = launch_graph,
                                .reserve_range = reserve_range,
                                .release_range = release_range,
                                .map_memory = map_memory,
