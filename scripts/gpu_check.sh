@@ -311,14 +311,25 @@ kernel_figures() { # FILE
   [ "$found" -gt 0 ] || { echo "no figures of memory-bound kernels in $1"; status=1; }
   return "$status"
 }
+# A step of the smallest shipped model, whose kernels are short, with and without CUDA graphs.
+graph_figure() { # FILE
+  local with without
+  with=$(sed -nE '/"cuda_graphs"/,/}/s/^ *"seconds": ([^,]*),?$/\1/p' "$1")
+  without=$(sed -nE '/"cuda_graphs"/,/}/s/^ *"seconds_without": ([^,]*),?$/\1/p' "$1")
+  figure "quickstart with CUDA graphs, speed of that without" \
+    "$(awk -v with="$with" -v without="$without" 'BEGIN { print (with > 0 ? without / with : "null") }')" 1
+}
 stage_bench() {
   local status=0
   local step=(-r gpt2-124m train.device=cuda mixed_precision=bf16_mixed train.micro_batch_size=16)
   rm -f "$out/bench.json"
   "$program" bench --json "${step[@]}" >"$out/bench.json" || status=1
   "$program" trace gpt2-124m train.device=cuda mixed_precision=bf16_mixed -o "$out/trace.json" || status=1
+  "$program" bench step --json -r quickstart train.device=cuda model.cuda_graph_impl=local \
+    >"$out/graphs.json" || status=1
   echo "figure, value, goal, value / goal:"
   kernel_figures "$out/bench.json" || status=1
+  graph_figure "$out/graphs.json" || status=1
   return "$status"
 }
 

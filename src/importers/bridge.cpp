@@ -233,9 +233,13 @@ constexpr Rule kTable[] = {
     no_effect("model.attention_backend model.bias_dropout_fusion model.masked_softmax_fusion "
               "model.persist_layer_norm model.apply_rope_fusion model.cross_entropy_loss_fusion "
               "model.cross_entropy_* model.gradient_accumulation_fusion model.transformer_impl "
-              "model.cuda_graph_* model.use_te_* "
-              "model.moe_router_fusion",
+              "model.use_te_* model.moe_router_fusion",
               kKernels),
+    translate("model.cuda_graph_impl", "model.cuda_graph_impl",
+              "none=none local=local transformer_engine=local full_iteration=local"),
+    set_if_present("model.enable_cuda_graph model.external_cuda_graph", "model.cuda_graph_impl", "local"),
+    copy("model.cuda_graph_warmup_steps", "model.cuda_graph_warmup_steps"),
+    no_effect("model.cuda_graph_*", "a graph has the kernels of a layer between two transfers"),
     no_effect("model.apply_query_key_layer_scaling", "the softmax is computed in fp32 without rescaling"),
     no_effect("model.calculate_per_token_loss", "gradients are divided once by the number of tokens"),
     no_effect("model.batch_p2p_sync model.deallocate_pipeline_outputs "

@@ -127,9 +127,13 @@ constexpr Rule kTable[] = {
     no_effect("--no-query-key-layer-scaling", "softmax is computed in fp32 without rescaling"),
     no_effect("--no-persist-layer-norm --no-*-fusion --use-mcore-models --use-legacy-models "
               "--transformer-impl --use-flash-attn* --attention-backend --scaled-*-softmax-fusion "
-              "--cross-entropy-loss-fusion --cross-entropy-* --enable-cuda-graph --external-cuda-graph "
-              "--cuda-graph-* --te-rng-tracker",
+              "--cross-entropy-loss-fusion --cross-entropy-* --te-rng-tracker",
               kKernels),
+    translate("--cuda-graph-impl", "model.cuda_graph_impl",
+              "none=none local=local transformer_engine=local full_iteration=local"),
+    set_if_present("--enable-cuda-graph --external-cuda-graph", "model.cuda_graph_impl", "local"),
+    copy("--cuda-graph-warmup-steps", "model.cuda_graph_warmup_steps"),
+    no_effect("--cuda-graph-*", "a graph has the kernels of a layer between two transfers"),
     no_effect("--inference-*", "this is a recipe for training"),
     no_effect("--deterministic-mode", "runs are deterministic anyway"),
 

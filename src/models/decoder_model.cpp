@@ -215,6 +215,7 @@ nn::HiddenStates DecoderModel::forward_layers(Tape& tape, const Stage& stage, nn
   const int64_t last = stage.first_layer + stage.layers;
   const auto forward_layer = [this, context](Tape& on, nn::HiddenStates states, int64_t index) {
     const RangeScope range(on.device(), [&] { return "layer " + std::to_string(index); });
+    const GraphScope graph(on.device(), "layer");
     return layer(index).forward(on, std::move(states), context);
   };
   const int64_t recomputed =
@@ -358,6 +359,7 @@ Tensor DecoderModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens
   nn::HiddenStates hidden_states{
       stage.embedding ? embedding_->forward(tape, tokens.view({tokens.elements()}), context) : Var{input, -1},
       {}};
+  const GraphScope graph(device, "decoding");
   // The cache has the layers of all stages here, in their order.
   auto keys_values = cache.layers.begin() + std::distance(layers_.begin(), layers_.find(stage.first_layer));
   for (int64_t i = 0; i < stage.layers; ++i)

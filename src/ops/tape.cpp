@@ -254,6 +254,7 @@ void Tape::run_weight_gradient_gemm(const WeightGradient& work) {
 }
 
 void Tape::run_weight_gradients() {
+  const GraphScope graph(device(), "weight gradients");
   for (WeightGradient& work : weight_gradients_) run_weight_gradient(work);
   weight_gradients_.clear();
 }
@@ -275,8 +276,13 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
 void Tape::run_backward(BackwardOptions options) {
   delay_weight_gradients_ = options.delay_weight_gradients;
   context_.store.set_direction(ParamStore::PassDirection::backward);
+  std::optional<GraphScope> graph;
   while (!entries_.empty()) {
-    while (!layers_.empty() && layers_.back().entries == entries_.size()) enter_last_layer();
+    while (!layers_.empty() && layers_.back().entries == entries_.size()) {
+      graph.reset();
+      enter_last_layer();
+      graph.emplace(device(), "layer backward");
+    }
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];
     restore_dropped(entry);
@@ -308,9 +314,10 @@ void Tape::run_backward(BackwardOptions options) {
 // ---- offload ----------------------------------------------------------------------------------------------
 
 void Tape::end_layer(const std::string& name, bool offloads) {
-  if (!context_.offload || !recording()) return;
+  if (!recording()) return;
   const size_t begin = layers_.empty() ? 0 : layers_.back().entries;
   layers_.push_back({entries_.size(), nullptr});
+  if (!context_.offload) return;
   if (!offloads || begin == entries_.size()) return context_.offload->free_copied();
   ActivationOffload::SavedTensors saved;
   for (size_t i = begin; i < entries_.size(); ++i) saved.push_back(std::move(entries_[i].saved));
@@ -318,10 +325,11 @@ void Tape::end_layer(const std::string& name, bool offloads) {
 }
 
 void Tape::enter_last_layer() {
-  // The copies of another micro-batch's layer overlap with the first layer of this backward pass.
-  if (std::exchange(in_layer_, true)) context_.offload->free_copied();
   const LayerEnd layer = std::move(layers_.back());
   layers_.pop_back();
+  if (!context_.offload) return;
+  // The copies of another micro-batch's layer overlap with the first layer of this backward pass.
+  if (std::exchange(in_layer_, true)) context_.offload->free_copied();
   if (layer.offloaded) {
     auto saved = context_.offload->take(*layer.offloaded);
     const size_t begin = layer.entries - saved.size();

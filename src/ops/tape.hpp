@@ -326,7 +326,6 @@ class Tape {
   bool repeated_ = false;
   bool delay_weight_gradients_ = false;
   std::vector<Entry> entries_;
-  // Empty without StepContext::offload.
   std::vector<LayerEnd> layers_;
   // True after the backward pass has reached the last layer.
   bool in_layer_ = false;

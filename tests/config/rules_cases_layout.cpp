@@ -103,6 +103,11 @@ const std::vector<RuleCase>& layout_cases() {
        "nccl_stand_in is for `train.device` checked or simulated, which is cpu",
        "dist.distributed_backend=auto, or train.device=checked",
        {"dist.distributed_backend=nccl_stand_in", "train.device=simulated"}},
+      {"cuda_graphs_need_a_gpu",
+       {"model.cuda_graph_impl=local", "train.device=cpu"},
+       "`model.cuda_graph_impl` local has no effect: `train.device` cpu has no launches to save",
+       "set model.cuda_graph_impl=none, or train.device=auto",
+       {"model.cuda_graph_impl=local", "train.device=cuda"}},
       // ---- batch and data ----
       {"global_batch_divisible",
        {"dist.world_size=8", "train.gbs=1000", "train.mbs=4"},

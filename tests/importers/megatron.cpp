@@ -47,6 +47,24 @@ TEST_CASE("megatron: defaults that are not ours are written") {
   CHECK(omitted_as(command("--sequence-parallel"), "--sequence-parallel", OmissionReason::no_effect));
 }
 
+TEST_CASE("megatron and bridge: every way to ask for CUDA graphs gives those of a layer") {
+  const char* const field = "model.cuda_graph_impl";
+  for (const char* option : {"--cuda-graph-impl local", "--cuda-graph-impl transformer_engine",
+                             "--cuda-graph-impl full_iteration", "--enable-cuda-graph"})
+    CHECK(value_of(command(option), field) == "local");
+  CHECK(value_of(command("--cuda-graph-impl none"), field) == "'none'");
+  CHECK(value_of(command("--cuda-graph-impl local --cuda-graph-warmup-steps 5"),
+                 "model.cuda_graph_warmup_steps") == "5");
+  CHECK(omitted_as(command("--cuda-graph-impl local --cuda-graph-scope attn"), "--cuda-graph-scope",
+                   OmissionReason::no_effect));
+  const Imported imported = import_recipe(
+      "model: {_target_: a.GPTModelProvider, num_layers: 3, cuda_graph_impl: transformer_engine, "
+      "cuda_graph_modules: [attn]}\n",
+      "run_config.yaml", {});
+  CHECK(value_of(imported, field) == "local");
+  CHECK(omitted_as(imported, "model.cuda_graph_modules", OmissionReason::no_effect));
+}
+
 TEST_CASE("megatron: the launcher gives the world") {
   CHECK(value_of(command("", "torchrun --nproc_per_node=8 --nnodes 4 pretrain_gpt.py"), "dist.world_size") ==
         "32");

@@ -48,6 +48,23 @@ echo "capstan $*" >>commands.txt
 command=$1 device=cpu name=none run='' ranks=1 first=1 last=40 interval=1
 if [ "$command" = bench ]; then
   [[ "$*" == *--json* ]] || exit 0
+  if [[ "$*" == *cuda_graph_impl* ]]; then
+    cat <<JSON
+{
+  "step": {
+    "seconds": 0.5,
+    "cuda_graphs": {
+      "seconds": ${FAKE_GRAPHS-0.02},
+      "seconds_without": 0.03,
+      "graphs": 12,
+      "nodes": 144
+    },
+    "steps": 3
+  }
+}
+JSON
+    exit 0
+  fi
   cat <<JSON
 {
   "kernels": [
@@ -178,7 +195,9 @@ FAKE_GPUS=2 FAKE_TRANSPORT='through host memory' check "ranks without NCCL" 1 "d
 check "bench" 0 $'llama3-8b attention forward, TFLOP/s\t330\t320\t1.031\tmet' bench
 check "a goal that is missed" 0 $'llama3-8b attention backward, TFLOP/s\t299.999\t300\t1.000\tmissed' bench
 check "a fraction" 0 $'its transpose, fraction of copy bandwidth\t0.8501\t0.85\t1.000\tmet' bench
-[ "$(wc -l <results/figures.txt)" -eq 3 ] || { echo "FAILED: other figures than three"; failed=1; }
+check "CUDA graphs" 0 $'with CUDA graphs, speed of that without\t1.5\t1\t1.500\tmet' bench
+[ "$(wc -l <results/figures.txt)" -eq 4 ] || { echo "FAILED: other figures than four"; failed=1; }
+FAKE_GRAPHS=null check "CUDA graphs without a figure" 1 "could not be read: quickstart with CUDA graphs" bench
 echo 'CAPSTAN_CUDNN:BOOL=ON' >build/cuda/CMakeCache.txt
 check "attention of cuDNN" 0 $'llama3-8b attention forward, TFLOP/s\t330\t600\t0.550\tmissed' bench
 echo 'CAPSTAN_CUDNN:BOOL=OFF' >build/cuda/CMakeCache.txt

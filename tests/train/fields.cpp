@@ -220,6 +220,7 @@ std::string run_view(const config::Config& config) {
       if (result.rewind) break;
     }
     add(text, runner.evaluate(data[1] ? data[1] : data[0], 1));
+    add(text, runner.device().graph_counts().graphs);
   } catch (const Error& error) {
     add(text, error.what());
   }

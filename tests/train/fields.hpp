@@ -10,7 +10,8 @@ using Overrides = std::vector<std::string>;
 
 // The result that is computed from two recipes and compared.
 enum class View {
-  // Losses, gradient norms, learning rates, skips and events of five steps, validation loss; device, threads.
+  // Losses, gradient norms, learning rates, skips and events of five steps, validation loss; device, threads,
+  // number of CUDA graphs.
   run,
   // Names, shapes and distribution of the initial values of the parameters.
   model,

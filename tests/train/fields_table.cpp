@@ -162,6 +162,8 @@ void model() {
                              "train.device=checked"};
   changes("model.cpu_offloading", "true", offload, View::memory);
   changes("model.cpu_offloading_num_layers", "2", with(offload, {"model.cpu_offloading=true"}), View::memory);
+  changes("model.cuda_graph_impl", "local", {"train.device=simulated"});
+  changes("model.cuda_graph_warmup_steps", "2", {"train.device=simulated", "model.cuda_graph_impl=local"});
 }
 
 void multi_token_prediction() {

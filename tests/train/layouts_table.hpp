@@ -66,6 +66,7 @@ struct Layout {
 #define HALF_BATCH "train.micro_batch_size=1 "
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
 #define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
+#define GRAPHS " model.cuda_graph_impl=local model.cuda_graph_warmup_steps=1"
 inline constexpr Layout kLayouts[] = {
     // Every axis alone.
     {2, true, "gpt", "dist.tp=2"},
@@ -211,7 +212,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe", "dist.tp=2 dist.sp=true " DROPS},
     {2, false, "moe_four", EP("2") "dist.cp=2"},
     {2, false, "moe_four", EP("2") BF16},
-    {2, false, "moe_four", EP("2") SIMULATED},
+    {2, false, "moe_four", EP("2") SIMULATED GRAPHS},
     {2, true, "moe", "dist.tp=2"},
     {2, false, "moe", "dist.tp=2 dist.sp=true"},
     {2, false, "moe", "dist.tp=2 dist.sp=true " DROP " " FULL},
@@ -302,7 +303,7 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe_lora", EXCHANGED("2") PADDED},
     {2, false, "moe_lora", EXCHANGED("2") "dist.cp=2 " FULL},
     {2, false, "moe_lora", EXCHANGED("2") BESIDE_SHARED BF16},
-    {2, false, "moe_lora", EXCHANGED("2") FULL SIMULATED},
+    {2, false, "moe_lora", EXCHANGED("2") FULL SIMULATED GRAPHS},
     {4, true, "moe_lora", EP("2") "dist.tp=2 dist.sp=true"},
     {4, true, "moe_lora", EXCHANGED("2") "dist.tp=2 dist.sp=true"},
     {4, false, "moe_lora", EXCHANGED("2") "dist.etp=2"},
@@ -387,7 +388,7 @@ inline constexpr Layout kLayouts[] = {
     {4, false, "latent",
      "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]"},
     {4, false, "latent_lora", "dist.tp=2 dist.pp=2 dist.sp=true"},
-    {2, false, "latent", "dist.tp=2 dist.sp=true" SIMULATED},
+    {2, false, "latent", "dist.tp=2 dist.sp=true" SIMULATED GRAPHS},
     {2, false, "latent_lite", "dist.cp=2" STAND_IN},
     {8, false, "latent", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
     // Offloaded activations and optimizer state of experts and of latent attention.
@@ -546,7 +547,7 @@ inline constexpr Layout kLayouts[] = {
      "dist.pp=2 ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true " SHARD
      "optim_grads_params " ZB_V STAND_IN},
     {2, false, "llama", "dist.pp=2 " ZB_H1 STAND_IN OFFLOAD("1")},
-    {2, false, "llama", "dist.pp=2 " ZB_V SIMULATED},
+    {2, false, "llama", "dist.pp=2 " ZB_V SIMULATED GRAPHS},
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true " ZB_V},
     {8, false, "gpt", "dist.tp=2 dist.pp=2 " SHARD "optim_grads " ZB_H1},
     // Operands in bf16, sums in fp32.
@@ -692,15 +693,15 @@ inline constexpr Layout kLayouts[] = {
     {4, true, "llama", "dist.tp=2 dist.pp=2 " FP16 STAND_IN OFFLOAD("2")},
     // The CUDA kernels on the host; the single rank runs the CPU's.
     {2, true, "gpt", "dist.tp=2" SIMULATED},
-    {2, true, "llama", "dist.pp=2 dist.vpp=2" SIMULATED OFFLOAD("1")},
+    {2, true, "llama", "dist.pp=2 dist.vpp=2" SIMULATED GRAPHS OFFLOAD("1")},
     {2, true, "llama",
-     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" SIMULATED},
+     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" SIMULATED GRAPHS},
     {2, false, "llama", "dist.cp=2" SIMULATED},
     {2, false, "gpt", SHARD "optim ddp.overlap_grad_reduce=true " DROP SIMULATED},
-    {2, false, "qlora", "dist.tp=2 dist.sp=true" SIMULATED},
+    {2, false, "qlora", "dist.tp=2 dist.sp=true" SIMULATED GRAPHS},
     {2, false, "gemma", "dist.tp=2 dist.sp=true " FULL SIMULATED},
     {4, false, "llama", "dist.tp=2 dist.pp=2 " BF16 SIMULATED},
-    {4, false, "olmo", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim" SIMULATED},
+    {4, false, "olmo", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim" SIMULATED GRAPHS},
     // Optimizer state in files, on devices with memory of their own and on the CPU.
     {2, true, "gpt", SHARD "optim ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true" STAND_IN FILES},
     {2, false, "llama", SHARD "optim_grads " BF16 STAND_IN FILES},

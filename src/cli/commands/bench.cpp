@@ -236,6 +236,13 @@ std::string Bench::step_title(const train::StepMeasurement& step) const {
          (ranks.empty() ? "" : "phases, operations and memory of rank 0:\n");
 }
 
+std::string graphs_text(const train::GraphMeasurement& graphs) {
+  return "CUDA graphs: " + fixed(1e3 * graphs.with, 2) + " ms a step, " + fixed(1e3 * graphs.without, 2) +
+         " ms without (" + fixed(graphs.without / graphs.with, 2) + " times as fast), with " +
+         counted(graphs.graphs, "graph") + " of " + std::to_string(graphs.nodes) +
+         " kernels, fills and copies; the numbers below are of steps without\n";
+}
+
 void Bench::measure_training_step() {
   progress_.status("measuring a training step");
   const train::StepMeasurement step =
@@ -253,7 +260,13 @@ void Bench::measure_training_step() {
   if (step.bubble)
     json_["step"]["pipeline_bubble"] = {{"measured", step.bubble->measured},
                                         {"simulated", step.bubble->simulated}};
-  print(step_title(step) + phases + (step.bubble ? train::bubble_text(*step.bubble) + "\n" : "") +
+  if (step.graphs)
+    json_["step"]["cuda_graphs"] = {{"seconds", step.graphs->with},
+                                    {"seconds_without", step.graphs->without},
+                                    {"graphs", step.graphs->graphs},
+                                    {"nodes", step.graphs->nodes}};
+  print(step_title(step) + (step.graphs ? graphs_text(*step.graphs) : "") + phases +
+        (step.bubble ? train::bubble_text(*step.bubble) + "\n" : "") +
         "by operation (F forward, B backward, W weight gradients):\n" + operations + "peak memory: " +
         train::memory_text(step.memory) + "\nestimated:   " + train::memory_text(step.estimated) + "\n");
 }

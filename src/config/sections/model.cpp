@@ -390,6 +390,23 @@ void recompute_fields(Section<ModelConfig>& s) {
                          [](const Config& c) { return c.model.cpu_offloading; });
 }
 
+void launch_fields(Section<ModelConfig>& s) {
+  using M = ModelConfig;
+  s.field("cuda_graph_impl", &M::cuda_graph_impl)
+      .doc(
+          "CUDA graphs: how the kernels of a layer, or of a generated token, are launched on a GPU; results "
+          "do "
+          "not change; traced steps have none")
+      .effect(Effect::perf);
+  s.field("cuda_graph_warmup_steps", &M::cuda_graph_warmup_steps)
+      .doc("steps, and passes of generation, that launch each kernel alone, which loads the kernels")
+      .unit("steps")
+      .range(0, 1 << 20)
+      .effect(Effect::perf)
+      .used_when<Config>("`model.cuda_graph_impl` is local",
+                         [](const Config& c) { return c.model.cuda_graph_impl == CudaGraphImpl::local; });
+}
+
 void expert_fields(Section<ModelConfig>& s) {
   using M = ModelConfig;
   s.field("num_moe_experts", &M::num_moe_experts)
@@ -583,6 +600,7 @@ void describe(Section<ModelConfig>& s) {
   position_fields(s);
   block_fields(s);
   recompute_fields(s);
+  launch_fields(s);
   expert_fields(s);
   latent_fields(s);
 }

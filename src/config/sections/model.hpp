@@ -24,6 +24,7 @@ enum class RecomputeMethod : uint8_t { uniform, block };
 enum class RecomputeModule : uint8_t { core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj };
 enum class RouterScore : uint8_t { softmax, sigmoid };
 enum class RouterBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none };
+enum class CudaGraphImpl : uint8_t { none, local };
 enum class RouterDtype : uint8_t { fp32, fp64 };
 enum class TokenDropPolicy : uint8_t { probs, position };
 enum class TokenDispatcher : uint8_t { allgather, alltoall };
@@ -161,6 +162,14 @@ struct EnumNames<RouterBalancing> {
 };
 
 template <>
+struct EnumNames<CudaGraphImpl> {
+  static constexpr EnumEntry<CudaGraphImpl> list[] = {
+      {CudaGraphImpl::none, "none", "one launch for each kernel"},
+      {CudaGraphImpl::local, "local",
+       "one launch for the kernels of a layer, forward and backward, between two transfers"},
+  };
+};
+template <>
 struct EnumNames<RouterDtype> {
   static constexpr EnumEntry<RouterDtype> list[] = {
       {RouterDtype::fp32, "fp32", "32-bit"},
@@ -275,6 +284,10 @@ struct ModelConfig {
   bool distribute_saved_activations = false;
   bool cpu_offloading = false;
   int64_t cpu_offloading_num_layers = 0;
+
+  // ---- launches on a GPU ----
+  CudaGraphImpl cuda_graph_impl = CudaGraphImpl::none;
+  int64_t cuda_graph_warmup_steps = 3;
 
   // ---- mixture of experts ----
   std::optional<int64_t> num_moe_experts;

@@ -306,6 +306,18 @@ RULE("R0112", backend_fits_device,
       .help("set dist.distributed_backend=auto");
 }
 
+RULE("R0113", cuda_graphs_need_a_gpu, "cuda_graph_impl has an effect only on GPUs", "model.cuda_graph_impl",
+     "train.device") {
+  if (c.model.cuda_graph_impl == CudaGraphImpl::none ||
+      (c.train.device != DeviceKind::cpu && c.train.device != DeviceKind::checked))
+    return;
+  report
+      .warning("`model.cuda_graph_impl` " + std::string(enum_name(c.model.cuda_graph_impl)) +
+               " has no effect: `train.device` " + std::string(enum_name(c.train.device)) +
+               " has no launches to save")
+      .help("set model.cuda_graph_impl=none, or train.device=auto");
+}
+
 }  // namespace
 
 }  // namespace capstan::config

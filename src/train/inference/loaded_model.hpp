@@ -71,6 +71,8 @@ class LoadedModel {
   comm::Mesh mesh_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;
+  // Passes so far, of which the first do not use CUDA graphs.
+  int64_t passes_ = 0;
   // Context of all passes, so that tables such as those of RoPE are uploaded once.
   std::unique_ptr<StepContext> context_;
 };

@@ -111,9 +111,12 @@ std::vector<std::string> device_notes(const config::Config& config) {
   if (config.train.device != config::DeviceKind::automatic) return notes;
   if (const auto problem = cuda_problem(); problem && cuda_status().built)
     notes.push_back("train.device=auto: on the CPU, because " + problem->reason);
-  if (config.mixed_precision.tf32 && device_kind(config.train.device) == config::DeviceKind::cpu)
+  if (device_kind(config.train.device) != config::DeviceKind::cpu) return notes;
+  if (config.mixed_precision.tf32)
     notes.emplace_back(
         "mixed_precision.tf32 has no effect on the CPU: fp32 operands are multiplied as they are");
+  if (config.model.cuda_graph_impl == config::CudaGraphImpl::local)
+    notes.emplace_back("model.cuda_graph_impl has no effect on the CPU: it has no launches to save");
   return notes;
 }
 

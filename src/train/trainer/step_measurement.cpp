@@ -65,6 +65,11 @@ struct MeasuringObserver final : TapeObserver {
 // Seconds of a step, and of its phases.
 using StepTimes = std::pair<double, std::array<double, kPhases>>;
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 // The median of the steps.
 std::optional<PipelineBubble> median_bubble(const config::Config& config, int64_t micro_batches,
                                             const std::vector<StepTimes>& taken, comm::World& world) {
@@ -74,16 +79,41 @@ std::optional<PipelineBubble> median_bubble(const config::Config& config, int64_
     if ((bubble = pipeline_bubble(config, micro_batches, phases, world)))
       measured.push_back(bubble->measured);
   if (!bubble) return bubble;
-  std::sort(measured.begin(), measured.end());
-  bubble->measured = measured[measured.size() / 2];
+  bubble->measured = median(std::move(measured));
   return bubble;
+}
+
+std::optional<GraphMeasurement> measure_graphs(StepRunner& runner, data::Loader& loader, StepTimers& timers,
+                                               comm::World& world, double seconds) {
+  std::vector<double> taken[2];
+  double spent = 0;
+  GraphMeasurement result;
+  // The first step with graphs instantiates them.
+  for (int pair = 0; pair < 4 || spent < seconds; ++pair)
+    for (const bool graphs : {true, false}) {
+      const Device::GraphCounts before = runner.device().graph_counts();
+      runner.allow_graphs(graphs);
+      timers.start_step();
+      runner.train_step(loader, timers);
+      const double now = comm::all_reduce(world.communicator(), timers.step_seconds(), comm::ReduceOp::max);
+      const Device::GraphCounts after = runner.device().graph_counts();
+      if (graphs) result.graphs = after.graphs - before.graphs, result.nodes = after.nodes - before.nodes;
+      if (pair == 0) continue;
+      taken[graphs].push_back(now);
+      spent += now;
+    }
+  result.with = median(taken[true]), result.without = median(taken[false]);
+  return result;
 }
 
 }  // namespace
 
-StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
+StepMeasurement measure_step(const config::Config& recipe, comm::World& world, double gemm_gflops,
                              double seconds, Trace* trace) {
-  check_memory_limit(config);
+  check_memory_limit(recipe);
+  config::Config config = recipe;
+  // Few steps are taken.
+  config.model.cuda_graph_warmup_steps = std::min<int64_t>(config.model.cuda_graph_warmup_steps, 1);
   StepRunner runner(config, world);
   runner.initialize();
   const auto datasets = open_datasets(config, nullptr);
@@ -137,6 +167,12 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
     for (size_t p = 0; p < kPhases; ++p) row.second[p] = timers.seconds(static_cast<Phase>(p));
   }
   if (trace) trace->finish_step();
+  std::optional<GraphMeasurement> graphs;
+  if (!trace && config.model.cuda_graph_impl == config::CudaGraphImpl::local &&
+      runner.device().queues_work()) {
+    runner.observe(nullptr);
+    graphs = measure_graphs(runner, loader, timers, world, seconds);
+  }
   const auto bubble = median_bubble(config, runner.micro_batches(), taken, world);
   std::sort(taken.begin(), taken.end());
   std::vector<OperationTable::Row> rows = operations.by_time();
@@ -159,6 +195,7 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
           .bubble = bubble,
           .steps = static_cast<int64_t>(taken.size()),
           .micro_batches = runner.micro_batches(),
+          .graphs = graphs,
           .operations = std::move(rows),
           .memory = memory,
           .estimated = estimate.memory};

@@ -18,6 +18,13 @@ namespace capstan::train {
 // depends on them, has at most eight for each of its ranks, and as many as its schedule needs.
 config::Config with_short_step(config::Config config, double gemm_gflops);
 
+// Steps with and without CUDA graphs, taken in turn, neither of them observed: medians, in seconds.
+struct GraphMeasurement {
+  double with = 0, without = 0;
+  // In one step: graphs, and the kernels, fills and copies in them.
+  int64_t graphs = 0, nodes = 0;
+};
+
 struct StepMeasurement {
   double tokens_per_second = 0;
   // Model FLOP/s of all ranks as a fraction of the measured peak GEMM throughput of as many ranks.
@@ -32,6 +39,8 @@ struct StepMeasurement {
   // The median of the steps; nullopt as pipeline_bubble() has it.
   std::optional<PipelineBubble> bubble;
   int64_t steps = 0, micro_batches = 0;
+  // Where model.cuda_graph_impl asks for them, on a device that has graphs, and without a trace.
+  std::optional<GraphMeasurement> graphs;
   // Operations of one step, the longest first.
   std::vector<OperationTable::Row> operations;
   // Peak memory, measured on the device and estimated on the meta device.
@@ -39,10 +48,10 @@ struct StepMeasurement {
 };
 
 // Runs steps for at least `seconds` after one or two warm-up steps, and returns the median of each number.
-// `trace` records the steps after the warm-up; its clock starts at the same time on all ranks. config: with
+// `trace` records the steps after the warm-up; its clock starts at the same time on all ranks. recipe: with
 // mock data, for this world. gemm_gflops: of a rank, the same on all of them. Phases, operations and memory
 // are those of this rank. Collective.
-StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
+StepMeasurement measure_step(const config::Config& recipe, comm::World& world, double gemm_gflops,
                              double seconds, Trace* trace = nullptr);
 
 }  // namespace capstan::train

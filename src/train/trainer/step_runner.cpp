@@ -73,6 +73,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) try 
   failure_anomalies_.clear();
   batch_.clear();
   timers.enter(Phase::other);
+  choose_graphs();
   begin_loss_scale();
   begin_gradients();
   const auto losses = micro_batch_runner_->forward_backward(
@@ -180,6 +181,13 @@ config::SpikeAction StepRunner::check_values(const StepValues& values, StepResul
                    result.overflow;
   result.anomalies = std::move(decision.anomalies);
   return decision.action;
+}
+
+// An observer's events lie between the launches, and would divide the graphs.
+void StepRunner::choose_graphs() {
+  const bool warm = begun_steps_++ >= config_.model.cuda_graph_warmup_steps;
+  const bool local = config_.model.cuda_graph_impl == config::CudaGraphImpl::local;
+  device_->use_graphs(local && warm && allows_graphs_ && !observer_);
 }
 
 void StepRunner::begin_loss_scale() {

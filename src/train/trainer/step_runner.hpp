@@ -115,6 +115,9 @@ class StepRunner {
                              : std::function<void(const QueueSpan&)>());
   }
 
+  // Whether steps after the warm-up use the CUDA graphs of model.cuda_graph_impl; at first they may.
+  void allow_graphs(bool allow) { allows_graphs_ = allow; }
+
   // Replaces the recipe's own schedules.
   void set_schedules(const optim::Schedule& schedule, const optim::Schedule& decoupled) {
     schedule_ = schedule, decoupled_schedule_ = decoupled;
@@ -137,6 +140,8 @@ class StepRunner {
  private:
   using StepValues = kernels::StepValues;
   bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
+  // Whether the launches of the next step are graphs (model.cuda_graph_impl).
+  void choose_graphs();
   void begin_loss_scale();
   // The factor of the sums of losses, and so of their gradients. The loss scale is that of the mean loss, as
   // in Megatron: sums over the tokens of a batch would leave the range of fp16 at any scale.
@@ -176,6 +181,9 @@ class StepRunner {
   std::unique_ptr<ExpertBiases> expert_biases_;
   const config::BatchRamp batch_ramp_;
   std::optional<optim::LossScaler> loss_scaler_;
+  // Steps that this process has begun.
+  int64_t begun_steps_ = 0;
+  bool allows_graphs_ = true;
   // Micro-batches of the current step, which a rerun uses again.
   std::vector<data::MicroBatch> batch_;
   std::vector<Anomaly> failure_anomalies_;
