@@ -357,19 +357,36 @@ class Simulation {
   void compare_transfers() {
     // Kind, sender, receiver.
     using Link = std::tuple<ActionKind, int64_t, int64_t>;
-    std::map<Link, std::vector<std::pair<int32_t, int64_t>>> sent, received;
-    for (size_t index = 0; index < schedule_.size(); ++index)
+    // Micro-batch and receiving stage.
+    using Order = std::vector<std::pair<int32_t, int64_t>>;
+    std::map<Link, Order> sent, received;
+    for (size_t index = 0; index < schedule_.size(); ++index) {
+      const auto rank = static_cast<int64_t>(index);
+      // The links of the forward and backward pass of each chunk; null: there is no other rank at this end.
+      struct Links {
+        int64_t receiver = 0, stage = 0;
+        Order *out = nullptr, *in = nullptr;
+      };
+      std::vector<std::array<Links, 2>> chunks(static_cast<size_t>(s_.chunks));
+      for (size_t chunk = 0; chunk < chunks.size(); ++chunk)
+        for (const ActionKind kind : {ActionKind::forward, ActionKind::backward}) {
+          Links& links = chunks[chunk][static_cast<size_t>(kind)];
+          links.stage = stages_.stage_of(rank, static_cast<int64_t>(chunk));
+          const int64_t step = kind == ActionKind::forward ? 1 : -1, from = links.stage - step;
+          links.receiver = links.stage + step;
+          const auto elsewhere = [&](int64_t stage) {
+            return stage >= 0 && stage < stages_.stages() && stages_.rank_of(stage) != rank;
+          };
+          if (elsewhere(links.receiver)) links.out = &sent[{kind, rank, stages_.rank_of(links.receiver)}];
+          if (elsewhere(from)) links.in = &received[{kind, stages_.rank_of(from), rank}];
+        }
       for (const PipelineAction& action : schedule_[index]) {
         if (action.kind == ActionKind::weight_gradients) continue;
-        const auto rank = static_cast<int64_t>(index);
-        const int64_t stage = stages_.stage_of(rank, action.chunk),
-                      step = action.kind == ActionKind::forward ? 1 : -1, to = stage + step,
-                      from = stage - step;
-        if (to >= 0 && to < stages_.stages() && stages_.rank_of(to) != rank)
-          sent[{action.kind, rank, stages_.rank_of(to)}].emplace_back(action.micro_batch, to);
-        if (from >= 0 && from < stages_.stages() && stages_.rank_of(from) != rank)
-          received[{action.kind, stages_.rank_of(from), rank}].emplace_back(action.micro_batch, stage);
+        const Links& links = chunks[static_cast<size_t>(action.chunk)][static_cast<size_t>(action.kind)];
+        if (links.out) links.out->emplace_back(action.micro_batch, links.receiver);
+        if (links.in) links.in->emplace_back(action.micro_batch, links.stage);
       }
+    }
     for (const auto& [link, order] : sent)
       if (received[link] != order) {
         run_.problem = "rank " + std::to_string(std::get<2>(link)) + " receives " +

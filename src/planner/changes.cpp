@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "base/text.hpp"
@@ -27,7 +28,8 @@ class Pricing {
     return fits_memory(shape, plan_.cluster, scaled(memory), memory.host);
   }
 
-  // The recipe with the overrides, priced by formula. nullopt: it is not legal.
+  // The recipe with the overrides, with its time and its memory by formula. nullopt: it is not legal, or a
+  // bound of its time says that it takes more than `most` seconds.
   struct Priced {
     Change change;
     config::Config config;
@@ -44,10 +46,12 @@ class Pricing {
     const double lacking = by_formula ? formula_reserve(priced.shape, plan_.cluster) : 0;
     return fits_memory(priced.shape, plan_.cluster, change.bytes + lacking, change.host_bytes);
   }
-  std::optional<Priced> price(std::vector<std::string> overrides) const {
+  std::optional<Priced> price(std::vector<std::string> overrides,
+                              double most = std::numeric_limits<double>::infinity()) const {
     const auto config = legal_recipe(resolve_, overrides, plan_.shape.global_batch);
     if (!config) return std::nullopt;
     Priced priced{{}, *config, run_shape(*config)};
+    if (step_time(priced.shape, plan_.cluster, PipelineModel::formula).seconds > most) return std::nullopt;
     priced.change.overrides = std::move(overrides);
     priced.change.seconds = step_time(priced.shape, plan_.cluster).seconds;
     const RankMemory memory = fullest_by_formula(priced.shape);
@@ -367,11 +371,12 @@ std::vector<std::vector<std::string>> faster_candidates(const RunShape& s) {
 std::vector<Change> faster_changes(const Plan& plan, const Resolver& resolve, size_t most) {
   Pricing pricing(plan, resolve);
   std::vector<Pricing::Priced> found;
+  const double most_seconds = 0.98 * plan.time.seconds;
   for (auto& overrides : faster_candidates(plan.shape)) {
-    auto priced = pricing.price(std::move(overrides));
+    auto priced = pricing.price(std::move(overrides), most_seconds);
     if (!priced) continue;
     const Change& change = priced->change;
-    if (!pricing.fits_by_formula(*priced) || change.seconds > 0.98 * plan.time.seconds) continue;
+    if (!pricing.fits_by_formula(*priced) || change.seconds > most_seconds) continue;
     // An override that changes nothing more than an earlier one is no proposal of its own.
     if (std::none_of(found.begin(), found.end(), [&](const Pricing::Priced& other) {
           return other.change.seconds == change.seconds && other.change.bytes == change.bytes;

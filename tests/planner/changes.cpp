@@ -95,7 +95,7 @@ TEST_CASE("a change whose memory is by formula fits with the reserve of the form
   const std::vector<std::string> gpus = {"dist.world_size=8"};
   const Cluster cluster = read_cluster("h100");
   const auto qwen = resolver("qwen3-30b-a3b", gpus);
-  const Plan plan = make_plan(qwen({}).value(), cluster);
+  const Plan plan = make_plan(qwen({}).value(), cluster, MemoryChoice::exact);
   REQUIRE_FALSE(plan.fits);
   for (const Change& change : ways_to_fit(plan, qwen)) {
     CAPTURE(change.name);
