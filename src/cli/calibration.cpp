@@ -85,13 +85,16 @@ class ClusterMeasurement {
     if (!gpu.empty()) cluster_.device_name = gpu;
     config::Config without_limits = config_;
     without_limits.resilience.memory_limit.reset(), without_limits.resilience.memory_limit_host.reset();
-    const auto memory = train::memory_limit(without_limits, MemoryKind::device, world_.local_size());
+    const auto memory =
+        train::memory_limit(without_limits, MemoryKind::device,
+                            train::memory_sharers(world_, train::gpu_of_rank(world_, config_)));
     if (!memory)
       fail(ErrorCode::unsupported, "the memory of the device is not known: " + device_->description(),
            "measure on cpu or cuda");
     constexpr int64_t kReserved = int64_t{3} << 30;
-    cluster_.memory = {memory->bytes};
-    cluster_.usable_memory = {gpu.empty() ? memory->bytes : std::max<int64_t>(1, memory->bytes - kReserved)};
+    const int64_t bytes = memory->bytes + (gpu.empty() ? 0 : train::kCudaMemory);
+    cluster_.memory = {bytes};
+    cluster_.usable_memory = {gpu.empty() ? bytes : std::max<int64_t>(1, bytes - kReserved)};
     note("memory", "reported by the system, for one rank");
     note("usable_memory",
          gpu.empty() ? "all of it" : "without CUDA context, NCCL and the driver's part: 3 GiB");

@@ -88,6 +88,12 @@ TEST_CASE("the CUDA backend can be used where it sees devices of compute capabil
   CHECK(train::gpu_memory_of_rank(usable, 1) == memory);
   CHECK(train::gpu_memory_of_rank(usable, 3) == memory);
   CHECK(train::gpu_memory_of_rank(usable, 4) == memory / 2);
+  // Eight ranks whose processes see one GPU each, their own or the same one.
+  fake.devices = 1;
+  const train::CudaStatus own = status_with(&kernels::cpu_table());
+  CHECK(train::gpu_memory_of_rank(own, {8, 1}) == memory);
+  CHECK(train::gpu_memory_of_rank(own, {8, 8}) == memory / 8);
+  fake.devices = 3;
   CHECK(!train::gpu_memory_of_rank({}, 1));
   CHECK(train::make_cuda_device(usable, 0, 1)->description().starts_with("cuda 0 (fake GPU"));
   CHECK(train::make_cuda_device(usable, 2, 1)->description().starts_with("cuda 2 (fake GPU"));

@@ -73,9 +73,10 @@ std::string gpu_name(const Device& device) {
   return gpu && device.type() == DeviceType::cuda ? gpu->facts().name : std::string();
 }
 
-std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, int local_ranks) {
+std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, MemorySharers sharers) {
   if (!status.usable) return std::nullopt;
-  return facts_of_rank(status, 0).memory / ceil_div(std::max(1, local_ranks), status.devices);
+  const int ranks = sharers.gpu > 0 ? sharers.gpu : ceil_div(std::max(1, sharers.host), status.devices);
+  return facts_of_rank(status, 0).memory / ranks;
 }
 
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads) {

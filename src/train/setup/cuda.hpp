@@ -10,6 +10,7 @@
 #include "kernels/table.hpp"
 #include "tensor/cuda_library.hpp"
 #include "tensor/device.hpp"
+#include "train/setup/device.hpp"
 
 namespace capstan::train {
 
@@ -39,8 +40,11 @@ std::string capability_text(int capability);
 // The GPU that a local rank takes. status: of a backend that can be used.
 cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank);
 
-// Bytes of a GPU for each of the ranks of a host; nothing for a backend that cannot be used.
-std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, int local_ranks);
+// Bytes of a GPU for each of the ranks that share it; nothing for a backend that cannot be used.
+std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, MemorySharers sharers);
+// Of these bytes what CUDA's context, the code of kernels, NCCL and executable graphs take: assumed, not
+// measured.
+inline constexpr int64_t kCudaMemory = int64_t{1} << 30;
 
 // Makes the device of a rank. Ranks of a host that see the same devices take them in turn.
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads);

@@ -72,16 +72,17 @@ GpuFormats cuda_formats(int local_rank) {
 GpuFormats simulated_formats(int) {
   return {"simulated", kernels::simulated::compute_capability()};
 }
-constexpr DeviceBackend kCuda{.table = cuda_table,
-                              .rules = cuda::CudaDevice::rules(),
-                              .memory = [](int ranks) { return gpu_memory_of_rank(cuda_status(), ranks); },
-                              .queues_work = true,
-                              .gemm_type = [](DType compute) { return compute; },
-                              .gemm_gflops = 1e5,
-                              .kernels_text = [](DType) { return std::string(); },
-                              .problem = cuda_problem,
-                              .formats = cuda_formats,
-                              .make = make_cuda};
+constexpr DeviceBackend kCuda{
+    .table = cuda_table,
+    .rules = cuda::CudaDevice::rules(),
+    .memory = [](MemorySharers all) { return gpu_memory_of_rank(cuda_status(), all); },
+    .queues_work = true,
+    .gemm_type = [](DType compute) { return compute; },
+    .gemm_gflops = 1e5,
+    .kernels_text = [](DType) { return std::string(); },
+    .problem = cuda_problem,
+    .formats = cuda_formats,
+    .make = make_cuda};
 
 constexpr DeviceBackend kSimulated{.table = kernels::simulated_table,
                                    .rules = cuda::CudaDevice::rules(),

@@ -39,6 +39,14 @@ struct GpuFormats {
 // not have.
 void check_precision(const config::MixedPrecisionConfig& precision, const GpuFormats& gpu);
 
+// The ranks that share the memory of this rank's host, and of its GPU.
+struct MemorySharers {
+  int host = 1;
+  // 0: the ranks of the host take the GPUs in turn that this process sees.
+  int gpu = 0;
+  MemorySharers(int of_host, int of_gpu = 0) : host(of_host), gpu(of_gpu) {}  // NOLINT: on purpose
+};
+
 // Properties of a kind of device that the trainer uses. "Add a device" in CONTRIBUTING.md begins here.
 struct DeviceBackend {
   const kernels::Table& (*table)() = nullptr;
@@ -49,8 +57,8 @@ struct DeviceBackend {
   bool shares_host_memory = false;
   // The memory is part of the host's, also where the host does not access it.
   bool lies_in_host_memory = false;
-  // Bytes of other memory for each of the ranks of a host. Null, and nothing without the device: unknown.
-  std::optional<int64_t> (*memory)(int local_ranks) = nullptr;
+  // Bytes of other memory for each of the ranks that share it. Null, and nothing without the device: unknown.
+  std::optional<int64_t> (*memory)(MemorySharers sharers) = nullptr;
   // Device::queues_work().
   bool queues_work = false;
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels

@@ -1,5 +1,6 @@
 #include "train/setup/transport.hpp"
 
+#include <algorithm>
 #include <memory>
 
 #include "base/error.hpp"
@@ -55,6 +56,12 @@ std::optional<RankGpu> gpu_of_rank(const comm::World& world, const config::Confi
   const CudaStatus& status = cuda_status();
   if (device_kind(config.train.device) != config::DeviceKind::cuda || !status.usable) return std::nullopt;
   return rank_gpu(world, facts_of_rank(status, world.local_rank()), status.usable->communicator);
+}
+
+MemorySharers memory_sharers(comm::World& world, const std::optional<RankGpu>& gpu) {
+  const auto addresses = comm::gather_texts(world.communicator(), gpu ? gpu->address : "");
+  const auto same = gpu ? std::count(addresses.begin(), addresses.end(), gpu->address) : 0;
+  return {world.local_size(), static_cast<int>(same)};
 }
 
 TransportChoice choose_transport(DistributedBackend backend, const std::vector<std::string>& problems,

@@ -15,6 +15,7 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "comm/mesh.hpp"
+#include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/smaller_steps.hpp"
@@ -35,7 +36,8 @@ int64_t host_memory() {
 
 }  // namespace
 
-std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind, int local_ranks) {
+std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind,
+                                        MemorySharers sharers) {
   const auto& [device, host] = std::tie(config.resilience.memory_limit, config.resilience.memory_limit_host);
   const bool shared = backend_of(config.train.device).shares_host_memory;
   std::optional<MemoryLimit> limit;
@@ -48,9 +50,9 @@ std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind
   if (limit) return limit;
   const DeviceBackend& backend = backend_of(config.train.device);
   if (kind == MemoryKind::host || backend.lies_in_host_memory)
-    limit = {host_memory() / std::max(1, local_ranks), "this rank has"};
-  else if (const auto bytes = backend.memory ? backend.memory(local_ranks) : std::nullopt)
-    limit = {*bytes, "its GPU has"};
+    limit = {host_memory() / std::max(1, sharers.host), "this rank has"};
+  else if (const auto bytes = backend.memory ? backend.memory(sharers) : std::nullopt)
+    limit = {*bytes - kCudaMemory, "its GPU has beside " + human_bytes(kCudaMemory) + " for CUDA and NCCL"};
   return limit;
 }
 
@@ -95,9 +97,10 @@ const MemoryUse& use_of(const StepEstimate& estimate, MemoryKind kind) {
   return kind == MemoryKind::device ? estimate.memory : estimate.host_memory;
 }
 std::optional<ExceededLimit> exceeded_limit(const config::Config& config, const StepEstimate& estimate,
-                                            int local_ranks, const std::optional<MemoryLimit>& cluster) {
+                                            MemorySharers sharers,
+                                            const std::optional<MemoryLimit>& cluster) {
   for (const MemoryKind kind : {MemoryKind::device, MemoryKind::host}) {
-    auto limit = memory_limit(config, kind, local_ranks);
+    auto limit = memory_limit(config, kind, sharers);
     if (kind == MemoryKind::device && cluster && (!limit || cluster->bytes < limit->bytes)) limit = cluster;
     if (limit && use_of(estimate, kind).total() > limit->bytes) return ExceededLimit{kind, *limit};
   }
@@ -133,12 +136,12 @@ std::string smaller_steps_that_fit(const config::Config& config, const ExceededL
 // The steps of the ranks that a limit concerns, and the limit that they exceed.
 class MemoryCheck {
  public:
-  MemoryCheck(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks,
+  MemoryCheck(const config::Config& config, const StepEstimate& estimate, int64_t rank, MemorySharers sharers,
               const std::optional<MemoryLimit>& cluster)
-      : config_(config), estimate_(estimate), rank_(rank), local_ranks_(local_ranks), cluster_(cluster) {
+      : config_(config), estimate_(estimate), rank_(rank), sharers_(sharers), cluster_(cluster) {
     steps_ = all_stages_ ? steps_of(config) : RankSteps{{rank, estimate}};
     for (const auto& [r, step] : steps_)
-      if (!exceeded_) exceeded_ = exceeded_limit(config, step, local_ranks, cluster_);
+      if (!exceeded_) exceeded_ = exceeded_limit(config, step, sharers, cluster_);
   }
 
   // Empty: the step fits.
@@ -159,7 +162,7 @@ class MemoryCheck {
 
  private:
   StepEstimate step_of(const config::Config& asked, int64_t rank) const {
-    return estimate_step(asked, rank, local_ranks_, estimate_.resident_data, estimate_.transport);
+    return estimate_step(asked, rank, sharers_.host, estimate_.resident_data, estimate_.transport);
   }
   RankSteps steps_of(const config::Config& asked) const {
     RankSteps steps;
@@ -170,7 +173,7 @@ class MemoryCheck {
   // The other stages matter only where the one that needs the most fits.
   StepNeed need_of(const config::Config& asked) const {
     const auto within = [&](const StepEstimate& one) {
-      return !exceeded_limit(asked, one, local_ranks_, cluster_);
+      return !exceeded_limit(asked, one, sharers_, cluster_);
     };
     const int64_t first = largest(steps_, exceeded_->kind).first;
     RankSteps steps{{first, step_of(asked, first)}};
@@ -182,7 +185,7 @@ class MemoryCheck {
   const config::Config& config_;
   const StepEstimate& estimate_;
   const int64_t rank_;
-  const int local_ranks_;
+  const MemorySharers sharers_;
   const std::optional<MemoryLimit> cluster_;
   // A limit of the recipe or of a cluster holds for every rank. All ranks come to the same answer, that of
   // the stage that needs the most memory.
@@ -193,16 +196,16 @@ class MemoryCheck {
 
 }  // namespace
 
-void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks,
-                const std::optional<MemoryLimit>& cluster) {
-  const MemoryCheck check(config, estimate, rank, local_ranks, cluster);
+void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank,
+                MemorySharers sharers, const std::optional<MemoryLimit>& cluster) {
+  const MemoryCheck check(config, estimate, rank, sharers, cluster);
   if (const std::string message = check.message(); !message.empty())
     fail(ErrorCode::no_fit, message, check.help());
 }
 
 std::string memory_excess(const config::Config& config, const StepEstimate& estimate, int64_t rank,
-                          int local_ranks, const std::optional<MemoryLimit>& cluster) {
-  return MemoryCheck(config, estimate, rank, local_ranks, cluster).message();
+                          MemorySharers sharers, const std::optional<MemoryLimit>& cluster) {
+  return MemoryCheck(config, estimate, rank, sharers, cluster).message();
 }
 
 int ranks_on_one_host(const config::Config& config) {

@@ -97,7 +97,10 @@ std::optional<GraphMeasurement> measure_graphs(StepRunner& runner, data::Loader&
       runner.train_step(loader, timers);
       const double now = comm::all_reduce(world.communicator(), timers.step_seconds(), comm::ReduceOp::max);
       const Device::GraphCounts after = runner.device().graph_counts();
-      if (graphs) result.graphs = after.graphs - before.graphs, result.nodes = after.nodes - before.nodes;
+      if (graphs) {
+        result.graphs = after.graphs - before.graphs, result.nodes = after.nodes - before.nodes;
+        result.instantiated = after.instantiated - before.instantiated;
+      }
       if (pair == 0) continue;
       taken[graphs].push_back(now);
       spent += now;

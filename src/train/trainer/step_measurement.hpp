@@ -21,8 +21,9 @@ config::Config with_short_step(config::Config config, double gemm_gflops);
 // Steps with and without CUDA graphs, taken in turn, neither of them observed: medians, in seconds.
 struct GraphMeasurement {
   double with = 0, without = 0;
-  // In one step: graphs, and the kernels, fills and copies in them.
-  int64_t graphs = 0, nodes = 0;
+  // In the last step: graphs, the kernels, fills and copies in them, and how many of the graphs updated no
+  // executable graph, which a step after the first should not have.
+  int64_t graphs = 0, nodes = 0, instantiated = 0;
 };
 
 struct StepMeasurement {

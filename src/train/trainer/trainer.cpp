@@ -157,16 +157,17 @@ void Trainer::check_ranks_agree() {
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank or its cluster
 // has, unless the run is forced: then the allocator has no limit of the recipe either.
 void Trainer::estimate_memory() {
-  const TransportChoice transport = choose_transport(config_, world_, gpu_of_rank(world_, config_));
+  const std::optional<RankGpu> gpu = gpu_of_rank(world_, config_);
+  const TransportChoice transport = choose_transport(config_, world_, gpu);
+  const MemorySharers sharers = memory_sharers(world_, gpu);
   std::string excess;
   comm::run_collectively(world_.communicator(), "estimating the memory", [&] {
     estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size(),
                                                              data_->bytes_in_memory(), transport.transport));
     if (options_.force)
-      excess =
-          memory_excess(config_, *estimate_, world_.rank(), world_.local_size(), options_.cluster_memory);
+      excess = memory_excess(config_, *estimate_, world_.rank(), sharers, options_.cluster_memory);
     else
-      check_fits(config_, *estimate_, world_.rank(), world_.local_size(), options_.cluster_memory);
+      check_fits(config_, *estimate_, world_.rank(), sharers, options_.cluster_memory);
   });
   if (!options_.force) return;
   const double ranks = comm::all_reduce(world_.communicator(), excess.empty() ? 0.0 : 1.0);
