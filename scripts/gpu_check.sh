@@ -311,13 +311,23 @@ kernel_figures() { # FILE
   [ "$found" -gt 0 ] || { echo "no figures of memory-bound kernels in $1"; status=1; }
   return "$status"
 }
-# A step of the smallest shipped model, whose kernels are short, with and without CUDA graphs.
-graph_figure() { # FILE
-  local with without
+# The speed of a step, and of tokens, of the smallest shipped model, whose kernels are short, with CUDA graphs.
+graph_figures() { # FILE
+  local with without status=0 run="$out/runs/generation" graphs
+  speed() { awk -v with="$1" -v without="$2" 'BEGIN { print (with > 0 ? without / with : "null") }'; }
   with=$(sed -nE '/"cuda_graphs"/,/}/s/^ *"seconds": ([^,]*),?$/\1/p' "$1")
   without=$(sed -nE '/"cuda_graphs"/,/}/s/^ *"seconds_without": ([^,]*),?$/\1/p' "$1")
-  figure "quickstart with CUDA graphs, speed of that without" \
-    "$(awk -v with="$with" -v without="$without" 'BEGIN { print (with > 0 ? without / with : "null") }')" 1
+  figure "quickstart with CUDA graphs, speed of that without" "$(speed "$with" "$without")" 1 || status=1
+  rm -rf "$run"
+  "$program" train "${short_quickstart[@]}" train.device=cuda --run-dir "$run" >"$out/generation.txt" || status=1
+  for graphs in none local; do
+    "$program" generate "$run" --json --ignore-eod --max-tokens 200 train.device=cuda \
+      model.cuda_graph_impl="$graphs" >"$out/generation-$graphs.json" || status=1
+  done
+  seconds() { tr ',{}' '\n' <"$out/generation-$1.json" | sed -nE 's/^ *"seconds": *([0-9.e-]+) *$/\1/p'; }
+  figure "tokens of quickstart with CUDA graphs, speed of those without" \
+    "$(speed "$(seconds local)" "$(seconds none)")" 1 || status=1
+  return "$status"
 }
 stage_bench() {
   local status=0
@@ -329,7 +339,7 @@ stage_bench() {
     >"$out/graphs.json" || status=1
   echo "figure, value, goal, value / goal:"
   kernel_figures "$out/bench.json" || status=1
-  graph_figure "$out/graphs.json" || status=1
+  graph_figures "$out/graphs.json" || status=1
   return "$status"
 }
 

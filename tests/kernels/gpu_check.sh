@@ -46,6 +46,11 @@ program build/cuda/capstan <<'CAPSTAN'
 #!/usr/bin/env bash
 echo "capstan $*" >>commands.txt
 command=$1 device=cpu name=none run='' ranks=1 first=1 last=40 interval=1
+if [ "$command" = generate ]; then
+  [[ "$*" == *cuda_graph_impl=local* ]] && echo "{\"tokens\":200,\"seconds\":${FAKE_TOKENS-0.5}}" ||
+    echo '{"tokens":200,"seconds":0.4}'
+  exit 0
+fi
 if [ "$command" = bench ]; then
   [[ "$*" == *--json* ]] || exit 0
   if [[ "$*" == *cuda_graph_impl* ]]; then
@@ -196,7 +201,9 @@ check "bench" 0 $'llama3-8b attention forward, TFLOP/s\t330\t320\t1.031\tmet' be
 check "a goal that is missed" 0 $'llama3-8b attention backward, TFLOP/s\t299.999\t300\t1.000\tmissed' bench
 check "a fraction" 0 $'its transpose, fraction of copy bandwidth\t0.8501\t0.85\t1.000\tmet' bench
 check "CUDA graphs" 0 $'with CUDA graphs, speed of that without\t1.5\t1\t1.500\tmet' bench
-[ "$(wc -l <results/figures.txt)" -eq 4 ] || { echo "FAILED: other figures than four"; failed=1; }
+check "tokens with CUDA graphs" 0 $'with CUDA graphs, speed of those without\t0.8\t1\t0.800\tmissed' bench
+[ "$(wc -l <results/figures.txt)" -eq 5 ] || { echo "FAILED: other figures than five"; failed=1; }
+FAKE_TOKENS= check "no time of tokens" 1 "could not be read: tokens of quickstart with CUDA graphs" bench
 FAKE_GRAPHS=null check "CUDA graphs without a figure" 1 "could not be read: quickstart with CUDA graphs" bench
 echo 'CAPSTAN_CUDNN:BOOL=ON' >build/cuda/CMakeCache.txt
 check "attention of cuDNN" 0 $'llama3-8b attention forward, TFLOP/s\t330\t600\t0.550\tmissed' bench

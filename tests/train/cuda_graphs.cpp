@@ -119,9 +119,8 @@ TEST_CASE_TEMPLATE("CUDA graphs of tokens change no logit", D, CUDA_KERNEL_DEVIC
   const config::Config config = tiny<D>();
   Running trained(config);
   trained.step();
-  const auto checkpoint =
-      save_state(world(), test::plan_in(directory.path()), trained.runner.state(), trained.runner.store(),
-                 trained.runner.optimizer());
+  const auto checkpoint = save_state(world(), test::plan_in(directory.path()), trained.runner.state(),
+                                     trained.runner.store(), trained.runner.optimizer());
   LoadedModel plain(checkpoint, config, world()), graphs(checkpoint, with_graphs(config, 2), world());
   auto plain_cache = plain.make_cache(12), graphs_cache = graphs.make_cache(12);
   std::vector<int32_t> next = {3, 1, 4};

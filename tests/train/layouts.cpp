@@ -147,6 +147,8 @@ struct Run {
   // Loss and gradient norm of each step.
   std::vector<double> trace;
   fs::path checkpoint;
+  // CUDA graphs that were launched.
+  int64_t graphs = 0;
 };
 // How far an estimate may be from what a step uses and sends, as a fraction.
 constexpr double kTolerance = 0.02;
@@ -250,6 +252,7 @@ Run train_steps(const std::string& recipe, const config::Config& config, comm::W
     if (runner.state().step == 2 && as_estimated) check_counts(*before, Counts(runner), estimate, tolerance);
   }
   if (as_estimated) check_memory(runner.device().memory(), estimate.memory, tolerance);
+  run.graphs = runner.device().graph_counts().graphs;
   SavePlan plan;
   plan.root = scratch() / name;
   if (on.rank() == 0) fs::create_directories(plan.root);
@@ -347,8 +350,12 @@ void check_layout(const std::string& recipe, const std::string& overrides, int64
   static int number = 0;
   const std::string name = "many" + std::to_string(number++);
   const Run got = train_steps(recipe, config, world(), name, steps);
-  if (twice) {
-    const Run again = train_steps(recipe, config, world(), name + "again", steps);
+  const bool graphs = config.model.cuda_graph_impl == config::CudaGraphImpl::local;
+  CHECK((got.graphs > 0) == graphs);
+  if (twice || graphs) {
+    config::Config same = config;
+    same.model.cuda_graph_impl = config::CudaGraphImpl::none;
+    const Run again = train_steps(recipe, same, world(), name + "again", steps);
     CHECK(again.trace == got.trace);
     if (world().rank() == 0) CHECK((read_all(again.checkpoint) == read_all(got.checkpoint)));
   }

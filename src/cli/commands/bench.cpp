@@ -240,7 +240,8 @@ std::string graphs_text(const train::GraphMeasurement& graphs) {
   return "CUDA graphs: " + fixed(1e3 * graphs.with, 2) + " ms a step, " + fixed(1e3 * graphs.without, 2) +
          " ms without (" + fixed(graphs.without / graphs.with, 2) + " times as fast), with " +
          counted(graphs.graphs, "graph") + " of " + std::to_string(graphs.nodes) +
-         " kernels, fills and copies; the numbers below are of steps without\n";
+         " kernels, fills and copies, " + std::to_string(graphs.instantiated) +
+         " of them instantiated; the numbers below are of steps without\n";
 }
 
 void Bench::measure_training_step() {
@@ -264,7 +265,8 @@ void Bench::measure_training_step() {
     json_["step"]["cuda_graphs"] = {{"seconds", step.graphs->with},
                                     {"seconds_without", step.graphs->without},
                                     {"graphs", step.graphs->graphs},
-                                    {"nodes", step.graphs->nodes}};
+                                    {"nodes", step.graphs->nodes},
+                                    {"instantiated", step.graphs->instantiated}};
   print(step_title(step) + (step.graphs ? graphs_text(*step.graphs) : "") + phases +
         (step.bubble ? train::bubble_text(*step.bubble) + "\n" : "") +
         "by operation (F forward, B backward, W weight gradients):\n" + operations + "peak memory: " +

@@ -315,8 +315,9 @@ Status begin_graph(OpenDevice* device, void* stream) {
   return {};
 }
 
-// The work of a stream is a chain: name and kinds of the nodes, in their order, say whether an executable
-// graph can take the parameters of another one.
+// The work of a stream is a chain: name and kinds of the nodes, in their order, and the sizes of fills and
+// copies say whether an executable graph can take the parameters of another one. (An update may refuse other
+// sizes: cudaGraphExecMemsetNodeSetParams.)
 Status describe_graph(cudaGraph_t graph, std::string& key, int64_t& nodes) {
   size_t count = 0;
   CAPSTAN_CUDA(cudaGraphGetNodes, graph, nullptr, &count);
@@ -327,6 +328,15 @@ Status describe_graph(cudaGraph_t graph, std::string& key, int64_t& nodes) {
     cudaGraphNodeType type{};
     CAPSTAN_CUDA(cudaGraphNodeGetType, node, &type);
     key += static_cast<char>('a' + static_cast<int>(type));
+    if (type == cudaGraphNodeTypeMemset) {
+      cudaMemsetParams fill{};
+      CAPSTAN_CUDA(cudaGraphMemsetNodeGetParams, node, &fill);
+      key += std::to_string(fill.elementSize * fill.width) + 'x' + std::to_string(fill.height);
+    } else if (type == cudaGraphNodeTypeMemcpy) {
+      cudaMemcpy3DParms copy{};
+      CAPSTAN_CUDA(cudaGraphMemcpyNodeGetParams, node, &copy);
+      key += std::to_string(copy.extent.width) + 'x' + std::to_string(copy.extent.height);
+    }
   }
   return {};
 }
