@@ -311,7 +311,7 @@ kernel_figures() { # FILE
   [ "$found" -gt 0 ] || { echo "no figures of memory-bound kernels in $1"; status=1; }
   return "$status"
 }
-# The speed of a step, and of tokens, of the smallest shipped model, whose kernels are short, with CUDA graphs.
+# The speed with CUDA graphs of a step, and of tokens, of the smallest model, whose kernels are short.
 graph_figures() { # FILE
   local with without status=0 run="$out/runs/generation" graphs
   speed() { awk -v with="$1" -v without="$2" 'BEGIN { print (with > 0 ? without / with : "null") }'; }
@@ -319,7 +319,8 @@ graph_figures() { # FILE
   without=$(sed -nE '/"cuda_graphs"/,/}/s/^ *"seconds_without": ([^,]*),?$/\1/p' "$1")
   figure "quickstart with CUDA graphs, speed of that without" "$(speed "$with" "$without")" 1 || status=1
   rm -rf "$run"
-  "$program" train "${short_quickstart[@]}" train.device=cuda --run-dir "$run" >"$out/generation.txt" || status=1
+  "$program" train "${short_quickstart[@]}" train.device=cuda --run-dir "$run" >"$out/generation.txt" ||
+    status=1
   for graphs in none local; do
     "$program" generate "$run" --json --ignore-eod --max-tokens 200 train.device=cuda \
       model.cuda_graph_impl="$graphs" >"$out/generation-$graphs.json" || status=1
