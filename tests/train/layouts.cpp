@@ -759,8 +759,10 @@ TEST_CASE("the matrix is as large as it says") {
                                                 {STAND_IN, " moe", 16, 2},
                                                 {STAND_IN, OFFLOAD(""), 14, 3},
                                                 {"", FILES, 8, 2},
-                                                {SIMULATED, "", 24, 3},
-                                                {SIMULATED, " moe", 9, 0}}) {
+                                                {SIMULATED, "", 29, 3},
+                                                {SIMULATED, "mixed_precision.fp8=", 4, 0},
+                                                {SIMULATED, GRAPHS, 9, 2},
+                                                {SIMULATED, " moe", 10, 0}}) {
     CAPTURE(device);
     CAPTURE(text);
     int found = 0, found_fast = 0;

@@ -576,7 +576,7 @@ inline constexpr Layout kLayouts[] = {
     // In fp16, gradients are also summed in it.
     {2, true, "llama", "dist.tp=2 dist.sp=true " FP16},
     {2, true, "gpt", SHARD "optim ddp.overlap_grad_reduce=true " FP16},
-    {2, false, "llama", "dist.cp=2 " FP16},
+    {2, false, "llama", "dist.cp=2 " FP16 SIMULATED},
     {3, false, "gpt", SHARD "optim_grads_params " FP16},
     {4, false, "gpt", "dist.pp=2 " SHARD "optim_grads " FP16},
     {4, true, "llama", "dist.tp=2 dist.pp=2 " FP16 STAND_IN},
@@ -589,19 +589,19 @@ inline constexpr Layout kLayouts[] = {
     {2, false, "moe_collapsed", EP("2") FP8("delayed") " " FULL},
     {2, false, "moe_collapsed", "dist.tp=2 dist.sp=true " FP8("tensorwise")},
     {2, false, "moe_collapsed", EXCHANGED("2") "dist.tp=2 dist.sp=true dist.etp=1 " FP8("delayed")},
-    {2, false, "moe_collapsed", EXCHANGED("2") SHARD "optim " FP8("delayed") CODES},
+    {2, false, "moe_collapsed", EXCHANGED("2") SHARD "optim " FP8("delayed") CODES SIMULATED},
     {2, false, "moe_collapsed", SHARD "optim_grads_params " FP8("tensorwise") CODES},
     {2, false, "moe_collapsed", "dist.pp=2 " ZB_H1 FP8("tensorwise")},
     {4, false, "moe_collapsed", EXCHANGED("2") "dist.tp=2 dist.sp=true " FP8("delayed")},
     {4, false, "moe_collapsed", EP("2") SHARD "optim_grads_params " FP8("delayed") CODES},
-    {2, false, "llama", "dist.tp=2 " FP8("delayed")},
+    {2, false, "llama", "dist.tp=2 " FP8("delayed") SIMULATED GRAPHS},
     {2, false, "gpt", "dist.tp=2 " FP8("mxfp8")},
     {2, true, "llama", "dist.pp=2 " FP8("delayed")},
-    {2, false, "llama", "dist.pp=2 dist.vpp=2 " FP8("blockwise") " " FULL},
+    {2, false, "llama", "dist.pp=2 dist.vpp=2 " FP8("blockwise") " " FULL SIMULATED},
     {2, true, "llama", SHARD "optim_grads_params " FP8("delayed")},
     {2, false, "llama",
-     SHARD
-     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")},
+     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")
+         CODES SIMULATED},
     {2, true, "llama", SHARD "optim " FP8("delayed") CODES},
     {2, false, "llama",
      SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")
