@@ -295,7 +295,9 @@ kernel_figures() { # FILE
     case "$name" in
       'llama3-8b attention forward') goal=$forward ;;
       'llama3-8b attention backward') goal=$backward ;;
-      'llama3-8b attention decode'* | 'llama3-8b experts: plan') continue ;;
+      # Short: bound by the latency of their launches.
+      'llama3-8b attention decode'* | 'llama3-8b experts: plan' | 'llama3-8b experts: regroup' | \
+        'llama3-8b experts: count dropped' | 'llama3-8b experts: router '*) continue ;;
       'llama3-8b '* | *'(16 Mi'*) goal='' ;;
       *) continue ;;
     esac

@@ -27,7 +27,9 @@ bool is_accelerator(double gflops);
 double measured_gemm_gflops(Device& device, DType type = DType::f32);
 
 // The rate of a copy of 64 MiB (of 1 GiB on a GPU, whose cache is larger), bytes read plus bytes written, in
-// GB/s: the best within about 0.1 s.
+// GB/s: the best within about 0.1 s. Copies with the kernel `cast`; on a device with memory of its own also
+// with Device::copy (cudaMemcpyAsync), and the faster one counts, so that the reference is not this program's
+// own kernel alone.
 double measured_copy_gbps(Device& device);
 
 // The shortest time of a kernel on few numbers: what a kernel takes in addition to its work.
