@@ -103,17 +103,18 @@ class ClusterMeasurement {
     note("kernel_latency", "the shortest time of a kernel on few numbers");
   }
 
-  // Kernels that are bound by memory and that every model has, as the median of their shapes.
+  // Kernels of layers that are bound by memory, as the median of their shapes.
   void measure_memory_kernels() {
     const double copy = kernels::measured_copy_gbps(*device_);
     if (!has_peaks_) cluster_.memory_bandwidth = rounded(copy);
     std::vector<double> fractions;
-    const auto of_every_model = [](std::string_view name) {
-      constexpr std::string_view kOthers[] = {"attention", "expert", "fp8", "nvfp4", "nf4"};
-      return std::ranges::none_of(kOthers,
-                                  [&](std::string_view part) { return name.find(part) != name.npos; });
+    const auto of_layers = [](std::string_view name) {
+      constexpr std::string_view kParts[] = {"norm forward", "norm backward", "rope",   "residual",
+                                             "gelu forward", "gelu backward", "swiglu", "column sum"};
+      return name.find("expert") == name.npos &&
+             std::ranges::any_of(kParts, [&](std::string_view part) { return name.find(part) != name.npos; });
     };
-    for (const kernels::KernelRate& kernel : measured(of_every_model))
+    for (const kernels::KernelRate& kernel : measured(of_layers))
       if (kernel.peak == kernels::Peak::copy) fractions.push_back(kernel.rate / cluster_.memory_bandwidth);
     cluster_.memory_efficiency = rounded(std::min(1.0, median(fractions)));
     if (!has_peaks_) note("memory_bandwidth", "bytes read and written by a copy");
