@@ -161,7 +161,7 @@ function(capstan_test name)
     foreach(source ${TEST_SOURCES})
       if(source MATCHES "[.]cpp$")
         file(STRINGS ${source} found LIMIT_COUNT 1
-          REGEX "EVERY_DEVICE|on_every_device|CUDA_KERNEL_DEVICES|OWN_MEMORY_DEVICES")
+          REGEX "EVERY_DEVICE|on_every_device|FAST_DEVICES|CUDA_KERNEL_DEVICES|OWN_MEMORY_DEVICES")
         if(found)
           set(TEST_HAS_GPU TRUE)
         endif()

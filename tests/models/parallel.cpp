@@ -184,7 +184,7 @@ void check_equal(const Step& got, const Step& expected, double tolerance) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("layers over tensor-parallel ranks give the loss and gradients of the full model", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   comm::Communicator& group = world().communicator();
   const auto device = D::make(1);
   const Data data = token_data(4);
@@ -216,7 +216,7 @@ TEST_CASE_TEMPLATE("layers over tensor-parallel ranks give the loss and gradient
   }
 }
 
-TEST_CASE_TEMPLATE("a model in stages gives the bits of the full model", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("a model in stages gives the bits of the full model", D, FAST_DEVICES) {
   const auto device = D::make(1);
   const Data data = token_data(5);
   for (config::ModelConfig c : models_for(world().size())) {
@@ -243,7 +243,7 @@ TEST_CASE_TEMPLATE("a model in stages gives the bits of the full model", D, CPU_
   }
 }
 
-TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of one", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of one", D, EVERY_DEVICE) {
   comm::Communicator& group = world().communicator();
   const auto device = D::make(1);
   for (const config::ModelConfig& c : models_for(group.size())) {

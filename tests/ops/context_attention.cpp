@@ -513,8 +513,7 @@ TEST_CASE("a rank sends the bytes that the formulas say, and the operation's cos
       }
 }
 
-TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is computed", D,
-                   CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is computed", D, EVERY_DEVICE) {
   const Case c{.groups = 1, .per_group = 2, .d = 8, .chunk = 20};
   const auto device = D::make(1);
   Recorder recorder;

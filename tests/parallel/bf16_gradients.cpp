@@ -273,7 +273,7 @@ TEST_CASE_TEMPLATE("the gradients of a model: rounded sums of the fp32 gradients
 }
 
 TEST_CASE_TEMPLATE("strategies that sum in the same order give the same bits, with any bucket and overlap", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   const int64_t ranks = world().size();
   for (const bool llama : {true, false})  // the other one ties its embeddings
     for (const int64_t micro_batches : {1, 3}) {
@@ -373,7 +373,7 @@ TEST_CASE("a model learns as with gradients in fp32") {
   }
 }
 
-TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, FAST_DEVICES) {
   for (const char* strategy : {"no_shard", "optim_grads"})
     check_resume(
         resolve_preset<D>("bf16_mixed",
@@ -381,7 +381,7 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KE
         6, 3);
 }
 
-TEST_CASE_TEMPLATE("a step that is computed again has the same gradients", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("a step that is computed again has the same gradients", D, FAST_DEVICES) {
   for (const char* strategy : {"no_shard", "optim_grads_params"}) {
     Running r(resolve_preset<D>(
         "bf16_mixed",
@@ -395,7 +395,7 @@ TEST_CASE_TEMPLATE("a step that is computed again has the same gradients", D, CP
   }
 }
 
-TEST_CASE_TEMPLATE("a gradient that is not finite is found and named", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("a gradient that is not finite is found and named", D, EVERY_DEVICE) {
   if (world().size() > 1) return;
   Running r(resolve_preset<D>("bf16_mixed", kNarrow));
   const std::string parameter = r.spoil_last_parameter();
@@ -405,7 +405,7 @@ TEST_CASE_TEMPLATE("a gradient that is not finite is found and named", D, CPU_KE
 }
 
 TEST_CASE_TEMPLATE("memory is estimated: gradients take two bytes, and four while a bucket's are computed", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   constexpr auto kGradients = static_cast<size_t>(MemoryCategory::gradients);
   for (const char* strategy : {"no_shard", "optim_grads"}) {
     CAPTURE(strategy);

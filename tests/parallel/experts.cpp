@@ -457,7 +457,7 @@ TEST_CASE_TEMPLATE("main parameters and moments of both grids in host memory", D
   });
 }
 
-TEST_CASE_TEMPLATE("frozen dense parameters beside adapters of experts", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("frozen dense parameters beside adapters of experts", D, EVERY_DEVICE) {
   FlatStore::Options options = options_of(ShardingStrategy::no_shard);
   options.trainable = [](const Parameter& parameter) {
     return parameter.name().find(".adapter.") != std::string::npos;

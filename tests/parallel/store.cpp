@@ -50,7 +50,7 @@ class SentSum final : public TapeObserver {
 }  // namespace
 
 TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of plain data parallelism", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   const int64_t ranks = world().size();
   for (const int64_t micro_batches : {1, 3}) {
     auto config = store_config<D>(ranks, micro_batches);
@@ -90,7 +90,7 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
 
 TEST_CASE_TEMPLATE(
     "parameters in 16 bits, gradients that are sent in them, tied embeddings and recomputation", D,
-    CPU_KERNEL_DEVICES) {
+    FAST_DEVICES) {
   const int64_t ranks = world().size();
   for (const bool llama : {true, false})  // the other one ties its embeddings
     for (const auto& [precision, narrow_gradients] : {std::pair(config::Precision::bf16, false),
@@ -119,7 +119,7 @@ TEST_CASE_TEMPLATE(
 }
 
 TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): sharded within, reduced between, or sharded over both",
-                   D, CPU_KERNEL_DEVICES) {
+                   D, FAST_DEVICES) {
   const int64_t ranks = world().size();
   if (ranks != 4) return;
   for (const int64_t micro_batches : {1, 3})
@@ -173,8 +173,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
     }
 }
 
-TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp states", D,
-                   CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp states", D, FAST_DEVICES) {
   const int64_t ranks = world().size();
   for (const auto& [half, narrow_gradients] : {std::pair(false, false), {true, false}, {true, true}})
     for (const bool overlap : {false, true})
@@ -327,7 +326,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
 }
 
 TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, gathers before the compute", D,
-                   CPU_KERNEL_DEVICES) {
+                   EVERY_DEVICE) {
   if (world().size() == 1) return;
   for (const auto strategy : kStrategies)
     for (const bool recompute : {false, true}) {
@@ -376,7 +375,7 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
 }
 
 TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and changes nothing for the rest", D,
-                   CPU_KERNEL_DEVICES) {
+                   EVERY_DEVICE) {
   const int64_t ranks = world().size();
   const auto config = store_config<D>(ranks, 1);
   const auto trainable = [](const Parameter& parameter) {
@@ -438,7 +437,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
 }
 
 TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and what has no writer is zero", D,
-                   CPU_KERNEL_DEVICES) {
+                   EVERY_DEVICE) {
   const auto device = D::make(1);
   const auto model = models::build(store_config<D>(world().size(), 1).model);
   const auto fill = [&](const Tensor& t, float value) {

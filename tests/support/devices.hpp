@@ -84,13 +84,13 @@ bool multiplies([[maybe_unused]] std::string_view precision) {
   return true;
 #endif
 }
-// Devices with the CPU's kernels, for tests of many steps or ranks: the simulation takes minutes for them.
-#define CPU_KERNEL_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked
+// Every device but the simulation, for tests of many steps or ranks, which take seconds to minutes on it.
+#define FAST_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked GPU_DEVICES
 // Under sanitizers test_simulated alone runs the CUDA kernels: their switches of stacks are slow there.
 #ifdef CAPSTAN_SANITIZED
-#define EVERY_DEVICE CPU_KERNEL_DEVICES GPU_DEVICES
+#define EVERY_DEVICE FAST_DEVICES
 #else
-#define EVERY_DEVICE CPU_KERNEL_DEVICES, ::capstan::test::Simulated GPU_DEVICES
+#define EVERY_DEVICE FAST_DEVICES, ::capstan::test::Simulated
 #endif
 // Devices with the CUDA kernels, and those with memory of their own. Under sanitizers too: a case may leave
 // out the simulation there.

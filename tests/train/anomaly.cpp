@@ -233,7 +233,7 @@ TEST_CASE("the estimated memory holds the copies of an asynchronous save") {
 }
 
 TEST_CASE_TEMPLATE("what is not finite is located: parameter, first operation, first gradient, and the rank",
-                   D, CPU_KERNEL_DEVICES) {
+                   D, EVERY_DEVICE) {
   for (const std::string place : {"layers.1.mlp.linear_fc2.weight",
                                   "layers.0.self_attention.linear_qkv.weight", "final_layernorm.weight"}) {
     const auto config = config_on<D>();
@@ -282,7 +282,7 @@ TEST_CASE("rows of experts that are not in use are not taken for values that are
   CHECK_MESSAGE(operation.find(place) != std::string::npos, operation);
 }
 
-TEST_CASE_TEMPLATE("spikes: off, warn, skip, rewind; the same on all ranks", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("spikes: off, warn, skip, rewind; the same on all ranks", D, FAST_DEVICES) {
   for (const auto action : {SpikeAction::off, SpikeAction::warn, SpikeAction::skip, SpikeAction::rewind})
     for (const bool loss : {false, true}) {
       CAPTURE(static_cast<int>(action));
@@ -327,7 +327,7 @@ TEST_CASE_TEMPLATE("spikes: off, warn, skip, rewind; the same on all ranks", D, 
 TEST_CASE_TEMPLATE(
     "a suspicious step is computed again: the same bits are the data's, other bits are the hardware's, by "
     "rank",
-    D, CPU_KERNEL_DEVICES) {
+    D, EVERY_DEVICE) {
   for (const auto mode : {config::RerunMode::validate_results, config::RerunMode::report_stats}) {
     auto config = config_on<D>();
     config.resilience.rerun_mode = mode;
@@ -422,7 +422,7 @@ config::Config config_with_spikes(SpikeAction action) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("a spike without a checkpoint to return to is a step like one that is skipped", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   struct ReportedSteps {
     std::vector<int64_t> steps, skipped;
     std::vector<double> losses;
@@ -456,7 +456,7 @@ TEST_CASE_TEMPLATE("a spike without a checkpoint to return to is a step like one
 }
 
 TEST_CASE_TEMPLATE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   auto config = config_with_spikes<D>(SpikeAction::rewind);
   const test::SharedDirectory root;
   Silent sink;

@@ -71,7 +71,7 @@ TEST_CASE("fp16 learns as fp32 does, with FP8 GEMMs too") {
 }
 
 TEST_CASE_TEMPLATE("the loss scale falls until fp16 gradients fit; skipped steps change nothing else", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   const config::Config config =
       resolve_preset<D>("fp16_mixed", {"scheduler.lr_warmup_iters=0"});  // begins with 2^32
   Running r(config);
@@ -155,7 +155,7 @@ TEST_CASE("a static loss scale gives the update of scale 1 but for rounding") {
 }
 
 TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits in fp16", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   const std::vector<std::string> base = {kScale + "1024"};
   const auto expected = run(resolve_preset<test::Reference<D>>("fp16_mixed", base), 4);
   const auto check = [&](const std::vector<std::string>& more, double allowed) {
@@ -179,7 +179,7 @@ TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep
   CHECK(run(threads, 4) == expected);
 }
 
-TEST_CASE_TEMPLATE("a run in fp16 resumes bitwise, amid overflows and after them", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("a run in fp16 resumes bitwise, amid overflows and after them", D, FAST_DEVICES) {
   const config::Config config = resolve_preset<D>("fp16_mixed", {kScale + "16777216"});
   constexpr int64_t kSteps = test::kSanitized ? 6 : 30;
   const auto full = run(config, kSteps);

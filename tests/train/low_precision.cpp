@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "config/core/library.hpp"
+#include "support/device_kind.hpp"
 #include "support/preset_recipe.hpp"
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
@@ -33,6 +34,12 @@ constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.005, 0.
                                {"bf16_with_fp8_subchannel_scaling_mixed", 0.005, 0.0025},
                                {"bf16_with_mxfp8_mixed", 0.005, 0.0025},
                                {"bf16_with_nvfp4_mixed", 0.025, 0.012}};
+
+// Whether D has the precision of a preset.
+template <class D>
+bool multiplies(const std::string& preset) {
+  return test::multiplies<D>(resolve_preset<D>(preset).mixed_precision);
+}
 
 double mean_of_last_losses(const std::vector<double>& trace) {
   constexpr size_t kLast = 10;
@@ -76,11 +83,13 @@ TEST_CASE("every preset learns as bf16 does") {
 }
 
 TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state sharded over the ranks", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   if (world().size() == 1) return;
   size_t presets = 0;
   for (const auto& preset : config::Library::standard().presets("mixed_precision")) {
     INFO(preset.name);
+    ++presets;
+    if (!multiplies<D>(preset.name)) continue;
     const test::SimulatedGpu gpu(test::capability_for(preset.name));
     // One more than the layers at the ends that stay in bf16.
     const int64_t layers = preset.name.starts_with("nemotron_3_super") ? 15 : 5;
@@ -110,16 +119,15 @@ TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state s
     CHECK(r.runner.optimizer().steps() == 3);
     CHECK(parameters() != before);
     CHECK(losses.back() == doctest::Approx(losses.front()).epsilon(0.1));
-    ++presets;
   }
   CHECK(presets == 16);
 }
 
-TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D,
-                   CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, FAST_DEVICES) {
   for (const Preset& preset : kPresets) {
     if (test::kSanitized && D::type == DeviceType::checked && &preset != kPresets) continue;
     INFO(std::string(preset.name));
+    if (!multiplies<D>(preset.name)) continue;
     const test::SimulatedGpu gpu(test::capability_for(preset.name));
     const auto expected = run(resolve_preset<test::Reference<D>>(preset.name), 4);
     // Gradients that are sharded are summed over the ranks after each micro-batch, others after the last: the
@@ -161,8 +169,9 @@ TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep
 }
 
 TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales of delayed scaling", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   const char* preset = "bf16_with_fp8_delayed_scaling_mixed";
+  if (!multiplies<D>(preset)) return;
   Running plain(resolve_preset<D>(preset));
   plain.step(), plain.step();
   const double third = plain.step().loss, fourth = plain.step().loss;
@@ -190,9 +199,10 @@ TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales o
   }
 }
 
-TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, FAST_DEVICES) {
   for (const char* preset : {"bf16_with_fp8_delayed_scaling_mixed", "bf16_with_nvfp4_mixed"}) {
     INFO(preset);
+    if (!multiplies<D>(preset)) continue;
     const test::SimulatedGpu gpu(test::capability_for(preset));
     const bool delayed = std::string(preset).find("delayed") != std::string::npos;
     const config::Config config =
@@ -224,10 +234,11 @@ TEST_CASE("layers that stay in bf16 have no scales") {
 }
 
 TEST_CASE_TEMPLATE("adapters read the input in bf16 beside the base layer that reads its codes", D,
-                   CPU_KERNEL_DEVICES) {
+                   FAST_DEVICES) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
     const test::SimulatedGpu gpu(test::capability_for(preset.name));
+    if (!multiplies<D>(preset.name)) continue;
     const std::vector<std::string> adapted = {"peft.random_base=true", "peft.dim=4"};
     std::vector<std::string> recomputed = adapted;
     recomputed.insert(recomputed.end(),

@@ -145,9 +145,7 @@ TEST_CASE_TEMPLATE(
   for (size_t i = 0; i < all.size(); i += every) {
     CAPTURE(i);
     config::Config config = all[i];
-    const config::MixedPrecisionConfig& precision = config.mixed_precision;
-    if (precision.fp4 && !test::multiplies<D>("nvfp4")) continue;
-    if (precision.fp8 && !test::multiplies<D>(config::enum_name(precision.fp8_recipe))) continue;
+    if (!test::multiplies<D>(config.mixed_precision)) continue;
     config.train.device = test::device_kind(D::type);
     check_memory(config);
   }
