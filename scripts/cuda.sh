@@ -210,9 +210,10 @@ report_spills() { # DIRECTORY ARCHITECTURES…
 case "${1:-}${2:+ $2}" in
   build)
     require_toolkit
-    build cuda-90a 90a-real capstan_cuda capstan test_cuda_conversions test_cuda_kernels test_ops test_tensor
+    build cuda-90a 90a-real capstan_cuda capstan test_cuda_conversions test_cuda_graph_runtime \
+      test_cuda_kernels test_ops test_tensor
     # Where there is no GPU, the tests of one say so.
-    for test in cuda_conversions tensor cli_without_gpu cuda_kernels_gemm ops_gpu; do
+    for test in cuda_conversions cuda_graph_runtime tensor cli_without_gpu cuda_kernels_gemm ops_gpu; do
       ctest --test-dir build/cuda-90a -R "^$test\$" --output-on-failure --no-tests=error
     done
     build_cudnn 90a-real ;;

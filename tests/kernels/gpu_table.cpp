@@ -3,65 +3,19 @@
 // same addresses, and a launch returns after its kernel has run.
 #include <pthread.h>
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <new>
 
 #include "tensor/cuda_library.hpp"
+#include "tests/kernels/pinned_heap.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace {
 
-// Blocks of powers of two, which are used again.
-class PinnedHeap {
- public:
-  // From now on blocks lie in these bytes.
-  void open(std::byte* memory, size_t bytes) { next_ = first_ = memory, end_ = memory + bytes; }
-  bool is_open() const { return first_ != nullptr; }
-  bool owns(const void* block) const { return block >= first_ && block < end_; }
-  void* allocate(size_t bytes, size_t alignment) {
-    const size_t size = std::bit_ceil(bytes + alignment + sizeof(Header));
-    const std::lock_guard lock(mutex_);
-    std::byte* block = free_[std::countr_zero(size)];
-    if (block) {
-      free_[std::countr_zero(size)] = *reinterpret_cast<std::byte**>(block);
-    } else {
-      if (static_cast<size_t>(end_ - next_) < size) {
-        std::fputs("the pinned heap of the kernel tests is full\n", stderr);
-        std::abort();
-      }
-      block = next_;
-      next_ += size;
-    }
-    const auto after = reinterpret_cast<uintptr_t>(block) + sizeof(Header);
-    auto* const data = reinterpret_cast<Header*>((after + alignment - 1) / alignment * alignment);
-    data[-1] = {block, size};
-    return data;
-  }
-  void free(void* data) {
-    const Header header = static_cast<Header*>(data)[-1];
-    const std::lock_guard lock(mutex_);
-    std::byte*& first = free_[std::countr_zero(header.size)];
-    *reinterpret_cast<std::byte**>(header.block) = first;
-    first = header.block;
-  }
-
- private:
-  // Before each block's data.
-  struct Header {
-    std::byte* block;
-    size_t size;
-  };
-  std::mutex mutex_;
-  std::byte *first_ = nullptr, *next_ = nullptr, *end_ = nullptr;
-  // By the logarithm of their size.
-  std::byte* free_[64] = {};
-};
-constinit PinnedHeap heap;
+constinit capstan::test::PinnedHeap heap;
 
 void* allocate(size_t bytes, size_t alignment) {
   if (heap.is_open()) return heap.allocate(bytes, alignment);
