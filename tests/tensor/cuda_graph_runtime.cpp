@@ -195,10 +195,9 @@ TEST_CASE("graphs of the CUDA runtime: what cannot be updated is instantiated ag
 TEST_CASE("graphs of the CUDA runtime: a failure is a status with the function, and the next graph runs") {
   Opened gpu;
   cuda::GraphLaunch launch;
-  for (const auto& [fails, function] :
-       {std::pair{&Planned::end_fails, "cudaStreamEndCapture"},
-        std::pair{&Planned::instantiate_fails, "cudaGraphInstantiate"},
-        std::pair{&Planned::launch_fails, "cudaGraphLaunch"}}) {
+  for (const auto& [fails, function] : {std::pair{&Planned::end_fails, "cudaStreamEndCapture"},
+                                        std::pair{&Planned::instantiate_fails, "cudaGraphInstantiate"},
+                                        std::pair{&Planned::launch_fails, "cudaGraphLaunch"}}) {
     CAPTURE(function);
     plan.*fails = true;
     const cuda::Status status = gpu.submit(function, {kKernel}, launch);
