@@ -113,7 +113,7 @@ TEST_CASE("bench and trace on a device with queues take its times") {
     return finished.out;
   };
   const auto bench =
-      capstan::json_of(on_device({"bench", "step", "quickstart norm forward", "quickstart qkv forward",
+      capstan::json_of(on_device({"bench", "step", "quickstart residual + norm", "quickstart qkv forward",
                                   "--seconds", "0.01", "--json", "-r", "quickstart"}));
   CHECK(bench["device"].get<std::string>().starts_with("simulated 0 ("));
   CHECK(bench["gemm_gflops"].get<double>() > 0);
