@@ -413,13 +413,13 @@ std::unique_ptr<Event> CudaDevice::record(Queue queue) {
 std::shared_ptr<const CudaDevice::TimeReference> CudaDevice::time_reference() {
   constexpr double kOldest = 1;  // seconds
   if (time_reference_ && steady_seconds() - time_reference_->seconds < kOldest) return time_reference_;
-  auto reference = std::make_shared<TimeReference>(*events_, events_->take(true), 0.0);
+  const std::shared_ptr<TimeReference> reference(new TimeReference{*events_, events_->take(true), 0});
   const Runtime& runtime = context_.runtime;
   context_.check(runtime.record_event(context_.device, reference->event, clock_stream_), "record an event");
   // The stream has no work.
   context_.check(runtime.wait_event(context_.device, reference->event), "wait for an event");
   reference->seconds = steady_seconds();
-  return time_reference_ = std::move(reference);
+  return time_reference_ = reference;
 }
 
 std::unique_ptr<Event> CudaDevice::record_time(Queue queue) {

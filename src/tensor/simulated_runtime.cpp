@@ -153,8 +153,8 @@ Arena& arena() {
 }
 template <class T>
 T* kernel_address(T* address) {
-  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(address) +
-                              static_cast<uintptr_t>(arena().distance()));
+  return reinterpret_cast<T*>(  // NOLINT: addresses of two mappings
+      reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(arena().distance()));
 }
 
 struct StreamEvent {

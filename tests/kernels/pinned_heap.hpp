@@ -38,7 +38,8 @@ class PinnedHeap {
       next_ += size;
     }
     const auto after = reinterpret_cast<uintptr_t>(block) + sizeof(Header) + kGuard;
-    auto* const data = reinterpret_cast<std::byte*>((after + alignment - 1) / alignment * alignment);
+    std::byte* const data =
+        block + ((after + alignment - 1) / alignment * alignment - after) + sizeof(Header) + kGuard;
     *header_of(data) = {block, size, bytes};
     std::fill_n(data - kGuard, kGuard, kMark);
     std::fill_n(data + bytes, kGuard, kMark);
