@@ -92,7 +92,7 @@ class ClusterMeasurement {
       fail(ErrorCode::unsupported, "the memory of the device is not known: " + device_->description(),
            "measure on cpu or cuda");
     constexpr int64_t kReserved = int64_t{3} << 30;
-    const int64_t bytes = memory->bytes + (gpu.empty() ? 0 : train::kCudaMemory);
+    const int64_t bytes = memory->bytes + train::backend_of(config_.train.device).library_memory;
     cluster_.memory = {bytes};
     cluster_.usable_memory = {gpu.empty() ? bytes : std::max<int64_t>(1, bytes - kReserved)};
     note("memory", "reported by the system, for one rank");

@@ -61,16 +61,15 @@ RankMemory exact_memory(const config::Config& config, const Cluster& cluster, in
 }
 
 // Layers that estimate_step() passes through for one rank of the pipeline: two steps with a few
-// micro-batches, whose memory is played again for the others in a tenth of the time. Transfers between ranks
-// make a layer slower: a factor with context parallelism, and one with experts.
+// micro-batches, whose memory is played again for the others in a tenth of the time. Layers with experts take
+// twice as long, for their transfers to many ranks.
 int64_t estimated_passes(const RunShape& s, int64_t rank) {
   int64_t layers = 0;
   for (size_t i = 0; i < s.stages.size(); ++i)
     if (s.stage_ranks[i] == rank) layers += s.stages[i].layers() + s.stages[i].mtp_layers;
   const parallel::ShorterStep few = parallel::shorter_step(pipeline_of(s), rank);
-  const double left = real(s.micro_batches() - few.micro_batches);
-  const double slower = s.experts ? 4.5 : s.cp > 1 ? 1.5 : 1;
-  return static_cast<int64_t>(slower * real(layers) * (2 * real(few.micro_batches) + left / 5));
+  const int64_t left = s.micro_batches() - few.micro_batches;
+  return layers * (s.experts ? 2 : 1) * (2 * few.micro_batches + left / 5);
 }
 
 bool certainly_fits(const RunShape& s, const Cluster& cluster, const RankMemory& by_formula) {
@@ -87,7 +86,7 @@ void set_memory(Plan& plan, const config::Config& config, MemoryChoice choice) {
   // Memory differs between the ranks of a pipeline only.
   const std::vector<int64_t> ranks = train::pipeline_ranks(config);
   // What certainly fits is not worth more than a tenth of a second.
-  constexpr int64_t kPassesOfTenth = 1000;
+  constexpr int64_t kPassesOfTenth = 500;
   plan.passes = certainly_fits(s, plan.cluster, plan.memory[order[0]]) ? kPassesOfTenth : kAffordablePasses;
   for (const size_t rank : order) {
     if (choice == MemoryChoice::formula) break;

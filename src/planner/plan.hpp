@@ -86,7 +86,7 @@ double formula_reserve(const RunShape& shape, const Cluster& cluster);
 // Memory of the fullest rank by the trainer's step: of the ranks that may be the fullest, by the error of the
 // formula, up to the first that does not fit.
 // passes: layers that the steps may pass through, from which those that they take are subtracted (a thousand
-// take about 40 ms); nullopt where they are too few.
+// take about 0.1 s); nullopt where they are too few.
 inline constexpr int64_t kAffordablePasses = 4000;
 std::optional<RankMemory> exact_fullest(config::Config config, const Cluster& cluster, int64_t& passes);
 

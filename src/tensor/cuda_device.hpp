@@ -153,6 +153,7 @@ class CudaDevice : public Device {
   // error of such work it does not run until the host has thrown the error, in the same queue and in those
   // that have waited for it.
   void enqueue(Queue queue, std::function<void()> work) override;
+  bool has_graphs() const override { return true; }
   void begin_graph(const char* name) override;
   void end_graph() noexcept override;
   GraphCounts graph_counts() const override { return graph_counts_; }

@@ -257,8 +257,9 @@ class Device {
   // Calls `listener` with every span that a QueueScope marks; empty: no listener.
   void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
   const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
-  // Whether GraphScope submits launches as CUDA graphs, where the device has them.
-  void use_graphs(bool use) { uses_graphs_ = use; }
+  // Whether the device has CUDA graphs, and GraphScope submits launches as such.
+  virtual bool has_graphs() const { return false; }
+  void use_graphs(bool use) { uses_graphs_ = use && has_graphs(); }
   bool uses_graphs() const { return uses_graphs_; }
   // For GraphScope. begin_graph: the name of the outermost scope.
   virtual void begin_graph(const char* /*name*/) {}

@@ -368,22 +368,19 @@ Status copy(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyD
   const bool to_device = direction != CopyDirection::device_to_host;
   if ((from_device && !arena().holds(from, bytes)) || (to_device && !arena().holds(to, bytes)))
     return failed("copy", "not an address of the device");
-  Stream& copying = stream_at(stream);
-  if (copying.collects) {
-    if (!from_device || !to_device) return failed("copy", kCollects);
-    copying.push('c', [to = kernel_address(static_cast<std::byte*>(to)),
-                       from = kernel_address(static_cast<const std::byte*>(from)),
-                       bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  if (from_device) from = kernel_address(static_cast<const std::byte*>(from));
+  if (to_device) to = kernel_address(static_cast<std::byte*>(to));
+  const auto run = [=] { std::memcpy(to, from, static_cast<size_t>(bytes)); };
+  if (from_device && to_device) {
+    stream_at(stream).push('c', run);
     return {};
   }
+  if (stream_at(stream).collects) return failed("copy", kCollects);
   // Reads before the first write give NaN, or -1 as an integer. A pinned buffer that another copy or the work
   // of another stream may still read changes in stream order only.
   OpenGpu& open = gpu_at(device);
   if (!to_device && !open.reads(to, bytes)) std::memset(to, 0xff, static_cast<size_t>(bytes));
-  if (from_device) from = kernel_address(static_cast<const std::byte*>(from));
-  if (to_device) to = kernel_address(static_cast<std::byte*>(to));
-  const CheckedQueue::Ticket ticket =
-      queue_at(stream).push([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  const CheckedQueue::Ticket ticket = queue_at(stream).push(run);
   if (OpenGpu::Pinned* block = to_device ? nullptr : open.pinned_at(to))
     block->queue = &queue_at(stream), block->ticket = ticket;
   if (!from_device) {

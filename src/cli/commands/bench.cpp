@@ -239,9 +239,9 @@ std::string Bench::step_title(const train::StepMeasurement& step) const {
 std::string graphs_text(const train::GraphMeasurement& graphs) {
   return "CUDA graphs: " + fixed(1e3 * graphs.with, 2) + " ms a step, " + fixed(1e3 * graphs.without, 2) +
          " ms without (" + fixed(graphs.without / graphs.with, 2) + " times as fast), with " +
-         counted(graphs.graphs, "graph") + " of " + std::to_string(graphs.nodes) +
-         " kernels, fills and copies, " + std::to_string(graphs.instantiated) +
-         " of them instantiated; the numbers below are of steps without\n";
+         counted(graphs.graphs, "graph") + " (" + std::to_string(graphs.instantiated) + " instantiated) of " +
+         std::to_string(graphs.nodes) +
+         " kernels, fills and copies; the numbers below are of steps without\n";
 }
 
 void Bench::measure_training_step() {

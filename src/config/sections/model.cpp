@@ -394,9 +394,8 @@ void launch_fields(Section<ModelConfig>& s) {
   using M = ModelConfig;
   s.field("cuda_graph_impl", &M::cuda_graph_impl)
       .doc(
-          "CUDA graphs: how the kernels of a layer, or of a generated token, are launched on a GPU; results "
-          "do "
-          "not change; traced steps have none")
+          "CUDA graphs: how the kernels of a layer, or of a generated token, are launched on a GPU; "
+          "results do not change; traced steps have none")
       .effect(Effect::perf);
   s.field("cuda_graph_warmup_steps", &M::cuda_graph_warmup_steps)
       .doc("steps, and passes of generation, that launch each kernel alone, which loads the kernels")

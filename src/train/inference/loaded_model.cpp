@@ -176,9 +176,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
 }
 
 Tensor LoadedModel::pass(int64_t rows, Stage stage) {
-  const config::ModelConfig& m = config_.model;
-  device_->use_graphs(m.cuda_graph_impl == config::CudaGraphImpl::local &&
-                      passes_++ >= m.cuda_graph_warmup_steps);
+  device_->use_graphs(launches_graphs(config_.model, passes_++));
   const auto chunks = static_cast<int64_t>(model_->stages().size());
   Tensor answer;
   const auto one_stage = [&](int64_t chunk, const Tensor& hidden_states) {

@@ -42,8 +42,8 @@ cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank);
 
 // Bytes of a GPU for each of the ranks that share it; nothing for a backend that cannot be used.
 std::optional<int64_t> gpu_memory_of_rank(const CudaStatus& status, MemorySharers sharers);
-// Of these bytes what CUDA's context, the code of kernels, NCCL and executable graphs take: assumed, not
-// measured.
+// Of these bytes, what CUDA's context, the code of kernels and NCCL take at least: assumed, not measured. The
+// files of clusters leave 3 GiB, so that a plan does not promise too much.
 inline constexpr int64_t kCudaMemory = int64_t{1} << 30;
 
 // Makes the device of a rank. Ranks of a host that see the same devices take them in turn.

@@ -76,6 +76,7 @@ constexpr DeviceBackend kCuda{
     .table = cuda_table,
     .rules = cuda::CudaDevice::rules(),
     .memory = [](MemorySharers all) { return gpu_memory_of_rank(cuda_status(), all); },
+    .library_memory = kCudaMemory,
     .queues_work = true,
     .gemm_type = [](DType compute) { return compute; },
     .gemm_gflops = 1e5,
@@ -186,6 +187,10 @@ std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, Lo
 void choose_tf32(const Device& device, const config::MixedPrecisionConfig& precision) {
   if (const auto use_tf32 = device.table().gemm->use_tf32)
     use_tf32(precision.tf32 && precision.params_dtype == config::Precision::fp32);
+}
+
+bool launches_graphs(const config::ModelConfig& model, int64_t done) {
+  return model.cuda_graph_impl == config::CudaGraphImpl::local && done >= model.cuda_graph_warmup_steps;
 }
 
 void limit_memory(Device& device, const config::ResilienceConfig& limits) {

@@ -59,6 +59,8 @@ struct DeviceBackend {
   bool lies_in_host_memory = false;
   // Bytes of other memory for each of the ranks that share it. Null, and nothing without the device: unknown.
   std::optional<int64_t> (*memory)(MemorySharers sharers) = nullptr;
+  // Bytes of it that the device's libraries take.
+  int64_t library_memory = 0;
   // Device::queues_work().
   bool queues_work = false;
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
@@ -99,6 +101,8 @@ std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t th
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank = {});
 // Makes mixed_precision.tf32 the choice of this process, on devices that have TF32.
 void choose_tf32(const Device& device, const config::MixedPrecisionConfig& precision);
+// Whether the launches after `done` steps, or passes of generation, are CUDA graphs (model.cuda_graph_impl).
+bool launches_graphs(const config::ModelConfig& model, int64_t done);
 // For training: after check_device(), and with choose_tf32().
 std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank);
 // Limits the allocator to what memory_limit() (fit.hpp) compares with the estimate of a step, so that it

@@ -59,8 +59,9 @@ std::optional<RankGpu> gpu_of_rank(const comm::World& world, const config::Confi
 }
 
 MemorySharers memory_sharers(comm::World& world, const std::optional<RankGpu>& gpu) {
-  const auto addresses = comm::gather_texts(world.communicator(), gpu ? gpu->address : "");
-  const auto same = gpu ? std::count(addresses.begin(), addresses.end(), gpu->address) : 0;
+  if (!gpu) return world.local_size();
+  const auto addresses = comm::gather_texts(world.communicator(), gpu->address);
+  const auto same = std::count(addresses.begin(), addresses.end(), gpu->address);
   return {world.local_size(), static_cast<int>(same)};
 }
 

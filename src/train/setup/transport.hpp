@@ -41,7 +41,7 @@ struct RankGpu {
 std::optional<RankGpu> gpu_of(const comm::World& world, const Device& device);
 // The GPU of a rank whose device has not been created yet.
 std::optional<RankGpu> gpu_of_rank(const comm::World& world, const config::Config& config);
-// The ranks with which this one shares memory. gpu: its GPU; nothing: it has none. Collective.
+// The ranks with which this one shares memory. gpu: its GPU; nothing: no rank has one. Collective.
 MemorySharers memory_sharers(comm::World& world, const std::optional<RankGpu>& gpu);
 
 struct TransportChoice {

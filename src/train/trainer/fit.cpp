@@ -15,7 +15,6 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "comm/mesh.hpp"
-#include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/smaller_steps.hpp"
@@ -52,7 +51,9 @@ std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind
   if (kind == MemoryKind::host || backend.lies_in_host_memory)
     limit = {host_memory() / std::max(1, sharers.host), "this rank has"};
   else if (const auto bytes = backend.memory ? backend.memory(sharers) : std::nullopt)
-    limit = {*bytes - kCudaMemory, "its GPU has beside " + human_bytes(kCudaMemory) + " for CUDA and NCCL"};
+    limit = {*bytes - backend.library_memory, "its GPU has beside " +
+                                                  human_bytes(static_cast<double>(backend.library_memory)) +
+                                                  " for CUDA and NCCL"};
   return limit;
 }
 

@@ -19,8 +19,8 @@ struct MemoryLimit {
 };
 // resilience.memory_limit or resilience.memory_limit_host; on the device cpu, whose memory is the host's, the
 // smaller of the two. Without one, the memory of the host (or of its control group) divided by the number of
-// ranks on it; that of a GPU divided by the ranks that share it, less kCudaMemory, and nothing where there is
-// no GPU.
+// ranks on it; that of a GPU divided by the ranks that share it, less what libraries take, and nothing where
+// there is no GPU.
 std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind, MemorySharers sharers);
 
 // Peak resident memory of this process as the system counts it (VmHWM): the estimated memory and a base of

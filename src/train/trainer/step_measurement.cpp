@@ -172,7 +172,7 @@ StepMeasurement measure_step(const config::Config& recipe, comm::World& world, d
   if (trace) trace->finish_step();
   std::optional<GraphMeasurement> graphs;
   if (!trace && config.model.cuda_graph_impl == config::CudaGraphImpl::local &&
-      runner.device().queues_work()) {
+      runner.device().has_graphs()) {
     runner.observe(nullptr);
     graphs = measure_graphs(runner, loader, timers, world, seconds);
   }

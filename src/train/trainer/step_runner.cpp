@@ -185,9 +185,7 @@ config::SpikeAction StepRunner::check_values(const StepValues& values, StepResul
 
 // An observer's events lie between the launches, and would divide the graphs.
 void StepRunner::choose_graphs() {
-  const bool warm = begun_steps_++ >= config_.model.cuda_graph_warmup_steps;
-  const bool local = config_.model.cuda_graph_impl == config::CudaGraphImpl::local;
-  device_->use_graphs(local && warm && allows_graphs_ && !observer_);
+  device_->use_graphs(launches_graphs(config_.model, begun_steps_++) && allows_graphs_ && !observer_);
 }
 
 void StepRunner::begin_loss_scale() {
