@@ -455,15 +455,18 @@ class MetaDevice final : public Device {
   int workers() const override { return workers_; }
   bool grow(Pool, int64_t, int64_t) override { return true; }
   void shrink(Pool, int64_t, int64_t) override {}
-  // Never dereferenced.
-  std::byte* place_pinned(int64_t) override { return reinterpret_cast<std::byte*>(uintptr_t{1} << 12); }
+  std::byte* place_pinned(int64_t) override { return address(uintptr_t{1} << 12); }
   void retire_pinned(std::byte*) override {}
   std::byte* place(Pool pool, int64_t offset, int64_t) override {
-    return reinterpret_cast<std::byte*>((pool == Pool::large ? uintptr_t{1} << 60 : uintptr_t{1} << 20) +
-                                        static_cast<uintptr_t>(offset));
+    return address((uintptr_t{1} << (pool == Pool::large ? 60 : 20)) + static_cast<uintptr_t>(offset));
   }
 
  private:
+  // Never dereferenced.
+  static std::byte* address(uintptr_t value) {
+    return reinterpret_cast<std::byte*>(value);  // NOLINT(performance-no-int-to-ptr)
+  }
+
   const int workers_;
   const bool shares_host_memory_, queues_work_;
 };
