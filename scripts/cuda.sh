@@ -14,7 +14,8 @@
 #   scripts/cuda.sh resources --write  writes the list
 #   scripts/cuda.sh all                for every architecture that the toolkit offers, and PTX of the newest,
 #                                      with warnings as errors: build/cuda-all. Lists the kernels that spill.
-#                                      Runs the kernel tests on the simulated GPU at the sizes of a real one
+#                                      Runs the kernel tests on the simulated GPU at the sizes of a real one,
+#                                      and a sample of each launch of a step of every recipe
 #
 # The resources are those that ptxas reports while it compiles (cmake/ptxas_report.sh).
 #
@@ -226,8 +227,10 @@ case "${1:-}${2:+ $2}" in
     build cuda-all "$(printf '%s-real;' "${offered[@]}")${newest%a}-virtual" capstan_cuda
     report_spills cuda-all "${offered[@]}"
     cmake --preset release >/dev/null
-    cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated
-    CAPSTAN_TEST_FULL=1 build/release/test_simulated ;;
-  -h | --help) sed -n '2,23s/^# \{0,1\}//p' "$0" ;;
+    cmake --build --preset release -j "${CAPSTAN_JOBS:-$(nproc)}" --target test_simulated \
+      test_train_real_sizes
+    CAPSTAN_TEST_FULL=1 build/release/test_simulated
+    CAPSTAN_TEST_FULL=1 build/release/test_train_real_sizes ;;
+  -h | --help) sed -n '2,24s/^# \{0,1\}//p' "$0" ;;
   *) echo "usage: scripts/cuda.sh build|all|resources [--write] (try --help)" >&2; exit 2 ;;
 esac

@@ -338,7 +338,7 @@ void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_
       of_grid.add(word);
     LaunchDigest all = of_grid;
     (all.add(&arguments, sizeof arguments), ...);
-    if (!joins_sample(of_grid, all)) return;
+    if (!joins_sample(of_grid, all, grid.blocks * grid.threads)) return;
   }
   enqueue_work(context, [kernel, shape, all = std::tuple<P...>(arguments...)](Context& c) {
     run_blocks(c.pool, shape, [&] { std::apply(kernel, all); });

@@ -1,5 +1,7 @@
 #include "kernels/simulated/sample.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -8,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "kernels/simulated/block.hpp"
+#include "kernels/simulated/cublaslt.hpp"
 
 namespace capstan::kernels::simulated {
 
@@ -17,6 +20,30 @@ std::optional<Sample> sample;
 std::unordered_set<uint64_t> launches;
 std::unordered_map<uint64_t, int> of_grid;
 }  // namespace
+
+SharedLaunches::SharedLaunches() {
+  void* const mapped = ::mmap(nullptr, kCapacity * sizeof(uint64_t), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) fail(ErrorCode::no_fit, "no memory for the launches that processes share");
+  places_ = static_cast<uint64_t*>(mapped);
+}
+SharedLaunches::~SharedLaunches() {
+  ::munmap(places_, kCapacity * sizeof(uint64_t));
+}
+uint64_t* SharedLaunches::place_of(uint64_t digest) const {
+  for (uint64_t i = 0; i < kCapacity; ++i) {
+    uint64_t* const place = places_ + (digest + i) % kCapacity;
+    if (*place == digest || *place == 0) return place;
+  }
+  return nullptr;
+}
+bool SharedLaunches::contains(uint64_t digest) const {
+  const uint64_t* const place = place_of(digest);
+  return place && *place == digest;
+}
+void SharedLaunches::add(uint64_t digest) {
+  if (uint64_t* const place = place_of(digest)) *place = digest;
+}
 
 SampledLaunches::SampledLaunches(const Sample& wanted) {
   CAPSTAN_ASSERT(!sample && wanted.blocks >= 2, "one sample at a time, of two blocks or more");
@@ -64,9 +91,15 @@ void LaunchDigest::add(const void* argument, size_t bytes) {
   }
 }
 
-bool joins_sample(const LaunchDigest& grid, const LaunchDigest& all) {
+bool joins_sample(const LaunchDigest& grid, const LaunchDigest& all, int64_t threads) {
   if (!launches.insert(all.value()).second) return false;
-  return ++of_grid[grid.value()] <= sample->launches;
+  SharedLaunches* const shared = threads > sample->complete ? sample->shared : nullptr;
+  LaunchDigest on_gpu = all;
+  on_gpu.add(static_cast<uint64_t>(compute_capability()));
+  if (shared && shared->contains(on_gpu.value())) return false;
+  if (++of_grid[grid.value()] > sample->launches) return false;
+  if (shared) shared->add(on_gpu.value());
+  return true;
 }
 
 }  // namespace capstan::kernels::simulated

@@ -12,6 +12,26 @@
 
 namespace capstan::kernels::simulated {
 
+// Launches that a process and those that it has forked have run. The processes run one after the other.
+class SharedLaunches {
+ public:
+  SharedLaunches();
+  ~SharedLaunches();
+  SharedLaunches(const SharedLaunches&) = delete;
+  SharedLaunches& operator=(const SharedLaunches&) = delete;
+
+  bool contains(uint64_t digest) const;
+  // Once kCapacity is reached it forgets what is added.
+  void add(uint64_t digest);
+
+ private:
+  static constexpr uint64_t kCapacity = uint64_t{1} << 18;
+  // The place of a digest, or the free one where it would be; null: there is neither.
+  uint64_t* place_of(uint64_t digest) const;
+
+  uint64_t* places_;  // memory of all these processes; 0: free
+};
+
 struct Sample {
   // Blocks of a launch that run: the first, the last, and others by `seed`.
   int64_t blocks = 4;
@@ -23,6 +43,9 @@ struct Sample {
   // Launches of one kernel with one grid that run, of those whose arguments differ, as by the keys of random
   // numbers.
   int launches = 4;
+  // A launch that another of these processes has run, on a GPU of the same capability, does not run again,
+  // unless it runs completely. Null: none.
+  SharedLaunches* shared = nullptr;
 };
 
 // While an object of this class exists, launches of the process run a sample of their blocks. A launch that
@@ -53,9 +76,9 @@ class LaunchDigest {
  private:
   uint64_t value_ = 0xCBF29CE484222325;
 };
-// Whether a launch belongs to the sample, by those that ran before. grid: digest of the kernel and its grid.
-// all: with the arguments.
-bool joins_sample(const LaunchDigest& grid, const LaunchDigest& all);
+// Whether a launch of so many threads belongs to the sample, by those that ran before. grid: digest of the
+// kernel and its grid. all: with the arguments.
+bool joins_sample(const LaunchDigest& grid, const LaunchDigest& all, int64_t threads);
 
 // The launch whose blocks this thread runs, for reports of faults: "kernels/cuda/norm.cu:52: block 7 of 100".
 // Empty: none.

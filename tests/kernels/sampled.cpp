@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "support/errors.hpp"
 #include "support/sampled_device.hpp"
 #include "support/sanitized.hpp"
+#include "support/simulated_gpu.hpp"
 #include "tensor/tensor.hpp"
 
 using namespace capstan;
@@ -79,6 +81,25 @@ TEST_CASE("sampled launches: the first block, the last one and others, once for 
   // As many threads as run completely, and one block more.
   CHECK(sampled_blocks({.complete = 640}, 10, 64).size() == 10);
   CHECK(sampled_blocks({.complete = 640}, 11, 64).size() == 4);
+}
+
+TEST_CASE("sampled launches: what a child ran does not run again in another, unless it is small") {
+  SharedLaunches shared;
+  const auto blocks_of_child = [&](int64_t blocks, int argument, int capability) {
+    const test::ChildResult result = test::run_in_child([&] {
+      const test::SimulatedGpu gpu(capability);
+      const SampledLaunches sampled({.launches = 1, .shared = &shared});
+      std::fprintf(stderr, "%zu", run_list(blocks, argument).size());
+    });
+    CHECK(result.succeeded);
+    return result.text;
+  };
+  CHECK(blocks_of_child(1000, 1, 90) == "4");
+  CHECK(blocks_of_child(1000, 1, 90) == "0");
+  CHECK(blocks_of_child(1000, 2, 90) == "4");
+  CHECK(blocks_of_child(1000, 1, 80) == "4");
+  CHECK(blocks_of_child(3, 1, 90) == "3");
+  CHECK(blocks_of_child(3, 1, 90) == "3");
 }
 
 TEST_CASE("sampled launches: a block ends after its waits, and the next launch is complete again") {
