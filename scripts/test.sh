@@ -11,7 +11,7 @@
 #   -j N                      compile and test jobs; default: the cores
 #   --no-install              take the installed packages as they are
 #
-# CAPSTAN_FUZZ_SECONDS       how long each fuzz target runs (default 20)
+# CAPSTAN_FUZZ_SECONDS       how long each fuzz target runs (default 10)
 # CAPSTAN_TIDY_SINCE         clang-tidy looks at what has changed since that revision (default: since `main`;
 #                            on `main`, the last commit)
 # CI                         where it is set, a missing tool or right is a failure, not a line that says what
@@ -233,13 +233,13 @@ if [ "$full" = yes ]; then
   stage "tests: tsan"
   tests tsan -L threaded -LE slow
 
-  stage "fuzz: ${CAPSTAN_FUZZ_SECONDS:-20} s a target"
+  stage "fuzz: ${CAPSTAN_FUZZ_SECONDS:-10} s a target"
   # As many targets at a time as there are jobs; a target's report is in its log.
   running=()
   for target in build/asan/fuzz_*; do
     [ -f "$target" ] && [ -x "$target" ] || continue
     name=$(basename "$target")
-    scripts/fuzz.sh "$name" "${CAPSTAN_FUZZ_SECONDS:-20}" >"$logs/$name.txt" 2>&1 &
+    scripts/fuzz.sh "$name" "${CAPSTAN_FUZZ_SECONDS:-10}" >"$logs/$name.txt" 2>&1 &
     running+=("$name $!")
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.2; done
   done

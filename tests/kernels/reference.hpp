@@ -281,11 +281,13 @@ Vec<S> attention(const kernels::AttentionShape& a, const Qkv<S>& x, const Vec<in
           sum += value;
         }
         if (lse) (*lse)[static_cast<size_t>((b * a.heads() + h) * a.seq + i)] = highest + std::log(real(sum));
+        const S inverse = S(1) / sum;
+        S* const to = out.data() + (row * a.heads() + h) * a.v_dim;
         for (int64_t j = low; j < high; ++j) {
-          const S weight = p[static_cast<size_t>(j - low)] / sum * dropout_factor(a, dropout_rows, row, h, j);
+          const S weight =
+              p[static_cast<size_t>(j - low)] * inverse * dropout_factor(a, dropout_rows, row, h, j);
           const S* v = x.v.data() + ((b * a.seq + j) * a.groups + group) * a.v_dim;
-          for (int64_t e = 0; e < a.v_dim; ++e)
-            out[static_cast<size_t>((row * a.heads() + h) * a.v_dim + e)] += weight * v[e];
+          for (int64_t e = 0; e < a.v_dim; ++e) to[e] += weight * v[e];
         }
       });
   return out;
@@ -316,8 +318,9 @@ inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qk
     };
     Vec<double> p(n), dp(n), slope(n, 1.0);
     double highest = -std::numeric_limits<double>::infinity(), sum = 0, inner = 0;
+    const double *q = &x.q[q_at], *g = &dout[out_at];
     for (size_t j = 0; j < n; ++j) {
-      for (size_t e = 0; e < qk; ++e) p[j] += x.q[q_at + e] * x.k[head_of(j) * qk + e];
+      p[j] = std::transform_reduce(q, q + qk, &x.k[head_of(j) * qk], 0.0);
       p[j] = capped(p[j] * static_cast<double>(a.scale), a.softcap);
       if (a.softcap > 0) slope[j] = 1 - p[j] * p[j] / (double{a.softcap} * double{a.softcap});
       highest = std::max(highest, p[j]);
@@ -326,20 +329,18 @@ inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qk
     for (size_t j = 0; j < n; ++j) {
       p[j] /= sum;
       const double keep = dropout_factor(a, dropout_rows, row, h, low + static_cast<int64_t>(j));
-      for (size_t e = 0; e < width; ++e) {
-        const double g = dout[out_at + e];
-        dp[j] += keep * g * x.v[head_of(j) * width + e];
-        grad.v[head_of(j) * width + e] += p[j] * keep * g;
-      }
+      dp[j] = keep * std::transform_reduce(g, g + width, &x.v[head_of(j) * width], 0.0);
+      double* const value = &grad.v[head_of(j) * width];
+      for (size_t e = 0; e < width; ++e) value[e] += p[j] * keep * g[e];
       inner += p[j] * dp[j];
     }
-    if (saved) inner = std::inner_product(&dout[out_at], &dout[out_at] + width, &(*saved)[out_at], 0.0);
+    if (saved) inner = std::transform_reduce(g, g + width, &(*saved)[out_at], 0.0);
     for (size_t j = 0; j < n; ++j) {
       const double ds = p[j] * (dp[j] - inner) * slope[j] * static_cast<double>(a.scale);
-      for (size_t e = 0; e < qk; ++e) {
-        grad.q[q_at + e] += ds * x.k[head_of(j) * qk + e];
-        grad.k[head_of(j) * qk + e] += ds * x.q[q_at + e];
-      }
+      const double* const k = &x.k[head_of(j) * qk];
+      double *const query = &grad.q[q_at], *const key = &grad.k[head_of(j) * qk];
+      for (size_t e = 0; e < qk; ++e) query[e] += ds * k[e];
+      for (size_t e = 0; e < qk; ++e) key[e] += ds * q[e];
     }
   });
   return grad;

@@ -23,6 +23,8 @@ using namespace capstan::planner::test;
 
 namespace {
 
+// Minutes with sanitizers: the full tests run them (src/planner/CMakeLists.txt).
+const doctest::test_suite kFull("full");
 constexpr double kGiB = 1 << 30;
 
 double fullest(const RunShape& shape) {
@@ -62,11 +64,10 @@ TEST_CASE("the peaks of Megatron-LM on eight B200 are predicted within 5 %") {
 }
 
 // The formula serves searches: it must rank as the exact figures do.
-TEST_CASE("the formula agrees with the trainer's own step for recipes of dense models") {
-  for (const char* recipe : capstan::test::sampled<const char*>(
-           {"llama3-8b", "llama3-70b", "gpt3-175b", "gemma2-2b", "gemma2-9b", "qwen2.5-32b", "gpt2-1.5b",
-            "gpt2-124m", "llama2-13b", "smollm2-360m", "olmo2-7b", "codeparrot-1.5b", "gpt-a100-145.6b",
-            "gpt-a100-529.6b", "gpt-a100-1008b"})) {
+TEST_CASE("the formula agrees with the trainer's own step for recipes of dense models" * kFull) {
+  for (const char* recipe : {"llama3-8b", "llama3-70b", "gpt3-175b", "gemma2-2b", "gemma2-9b", "qwen2.5-32b",
+                             "gpt2-1.5b", "gpt2-124m", "llama2-13b", "smollm2-360m", "olmo2-7b",
+                             "codeparrot-1.5b", "gpt-a100-145.6b", "gpt-a100-529.6b", "gpt-a100-1008b"}) {
     CAPTURE(recipe);
     config::Request request;
     request.recipe = recipe;
@@ -89,7 +90,7 @@ TEST_CASE("the formula agrees with the trainer's own step for recipes of dense m
 
 // Not DeepSeek-V3 with ZeRO 3, where the allocator keeps a seventh of the memory, nor with two chunks on each
 // rank, where it keeps up to a tenth (docs/planning.md).
-TEST_CASE("the formula agrees with the trainer's own step for models with experts") {
+TEST_CASE("the formula agrees with the trainer's own step for models with experts" * kFull) {
   const std::vector<std::vector<std::string>> runs = {
       {"gpt-oss-20b"},
       {"gpt-oss-120b"},
@@ -107,7 +108,7 @@ TEST_CASE("the formula agrees with the trainer's own step for models with expert
       {"olmoe-1b-7b", "ddp=zero2"},
       {"mixtral-8x7b", "mixed_precision=bf16_with_fp8_current_scaling_mixed"},
       {"gpt-oss-20b", "mixed_precision=bf16_with_fp8_current_scaling_mixed"}};
-  for (const std::vector<std::string>& run : capstan::test::sampled(runs)) {
+  for (const std::vector<std::string>& run : runs) {
     CAPTURE(run.front());
     CAPTURE(run.back());
     const auto config = resolve(run.front(), {run.begin() + 1, run.end()});
@@ -121,7 +122,8 @@ TEST_CASE("the formula agrees with the trainer's own step for models with expert
   }
 }
 
-TEST_CASE("the formula has all but the gaps between blocks of DeepSeek-V3 in two chunks on each rank") {
+TEST_CASE("the formula has all but the gaps between blocks of DeepSeek-V3 in two chunks on each rank" *
+          kFull) {
   const auto config = resolve("deepseek-v3", {});
   REQUIRE(config.has_value());
   REQUIRE(config->dist.pipeline_model_parallel_layout == "Et*3|(tt|)*29,m|L");
@@ -340,7 +342,7 @@ TEST_CASE("the formula has the buckets of gradients where activations take less"
 }
 
 // Those whose memory is by formula too.
-TEST_CASE("the fastest layouts of a search fit by the trainer's own step") {
+TEST_CASE("the fastest layouts of a search fit by the trainer's own step" * kFull) {
   const std::string allgather = "model.moe_token_dispatcher_type=allgather",
                     capacity = "model.moe_expert_capacity_factor=2.0",
                     pads = "model.moe_pad_expert_input_to_capacity=true";
@@ -348,7 +350,7 @@ TEST_CASE("the fastest layouts of a search fit by the trainer's own step") {
       {"mixtral-8x7b", "h100", {allgather}},
       {"mixtral-8x7b", "h100", {capacity, pads}},
       {"llama3-70b", "gb200", {"mixed_precision=bf16_with_mxfp8_mixed"}}};
-  for (const auto& [recipe, name, always] : capstan::test::sampled(searches)) {
+  for (const auto& [recipe, name, always] : searches) {
     CAPTURE(recipe);
     CAPTURE(always.back());
     const Cluster cluster = read_cluster(name);
