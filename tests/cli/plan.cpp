@@ -292,7 +292,8 @@ TEST_CASE("a plan of 1024 GPUs takes less than 100 ms" * doctest::test_suite("ti
 }
 #endif
 
-TEST_CASE("bench --calibrate writes a cluster file of this machine that plan reads") {
+TEST_CASE("bench --calibrate writes a cluster file of this machine that plan reads" *
+          doctest::test_suite("full")) {
   const TemporaryDirectory directory;
   const std::string file = (directory.path() / "mine.yaml").string();
   // A model of a few kernels, each measured for as short a time as can be.
