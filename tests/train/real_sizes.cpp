@@ -91,8 +91,8 @@ TEST_CASE("real sizes: a dense model and one with experts, on one rank") {
 // Minutes: the full tests run them (src/train/CMakeLists.txt).
 TEST_SUITE_BEGIN("full");
 
-// With CAPSTAN_TEST_FULL (scripts/cuda.sh all) every recipe.
-TEST_CASE("real sizes: every fourth recipe") {
+// Every fourth; with CAPSTAN_TEST_FULL (scripts/cuda.sh all) every one.
+TEST_CASE("real sizes: recipes") {
   const size_t apart = std::getenv("CAPSTAN_TEST_FULL") ? 1 : 4;
   const auto& recipes = config::Library::standard().recipes();
   for (size_t i = 0; i < recipes.size(); i += apart) check({recipes[i].name});
