@@ -23,7 +23,7 @@ using namespace capstan::planner::test;
 
 namespace {
 
-// Minutes with sanitizers: the full tests run them (src/planner/CMakeLists.txt).
+// Cases that take minutes with sanitizers, which leave them out; the full tests run them.
 const doctest::test_suite kFull("full");
 constexpr double kGiB = 1 << 30;
 

@@ -146,12 +146,12 @@ constexpr double kScalars = 200;
 struct Run {
   // Loss and gradient norm of each step.
   std::vector<double> trace;
-  // After all steps, and after the first kRepeated of a longer run.
+  // After all steps, and after kRepeated steps where there are more.
   fs::path checkpoint, early_checkpoint;
   // CUDA graphs that were launched.
   int64_t graphs = 0;
 };
-// A longer run is repeated up to here.
+// Steps that are run again to compare their bits.
 constexpr int64_t kRepeated = 4;
 // How far an estimate may be from what a step uses and sends, as a fraction.
 constexpr double kTolerance = 0.02;

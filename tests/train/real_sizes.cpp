@@ -45,7 +45,7 @@ int capability_of(const config::MixedPrecisionConfig& precision) {
   return precision.fp4 || (precision.fp8 && precision.fp8_recipe == config::Fp8Recipe::mxfp8) ? 100 : 90;
 }
 
-// Of all steps.
+// The launches that the steps of this program have run.
 kernels::simulated::SharedLaunches& launches() {
   static kernels::simulated::SharedLaunches shared;
   return shared;
