@@ -7,43 +7,32 @@
 #include <utility>
 
 #include "config/sections/adapter_targets.hpp"
+#include "planner/linear_layers.hpp"
 
 namespace capstan::planner {
 
 namespace {
 
-using Input = AdaptedLinear::Input;
-using Sharding = AdaptedLinear::Sharding;
-
-// The layer with this path inside a layer of the model, such as "mlp.experts.linear_fc1".
-AdaptedLinear linear_of(const RunShape& s, std::string_view path) {
-  const int64_t h = s.hidden, query = s.query_width(), kv = s.kv_width();
-  const auto by_inputs = [&](Input input, int64_t in) {
-    return AdaptedLinear{input, Sharding::inputs, in, h};
+// The layer with this path inside a layer of the model. Adapters of parts have a factor for each of queries,
+// keys and values, and for each input of a gated activation.
+LinearLayer linear_of(const RunShape& s, bool expert_layer, std::string_view path) {
+  const auto find = [&](std::string_view whole) {
+    LinearLayers layers = dense_layers(s, expert_layer);
+    if (whole.starts_with("mlp.experts.")) layers = routed_layers(s);
+    return *std::ranges::find(layers, whole, &LinearLayer::path);
   };
-  const auto by_outputs = [&](Input input, int64_t in, int64_t out) {
-    return AdaptedLinear{input, Sharding::outputs, in, out};
-  };
-  if (path.starts_with("mlp.")) {
-    const bool experts = path.starts_with("mlp.experts."), shared = path.starts_with("mlp.shared_experts.");
-    const int64_t width = experts ? s.experts->ffn : shared ? s.experts->shared_ffn : s.ffn;
-    if (path.ends_with("fc2")) return by_inputs(experts ? Input::experts_hidden : Input::mlp_hidden, width);
-    const int64_t parts = path.ends_with("fc1") && s.gated ? 2 : 1;
-    return by_outputs(experts ? Input::experts : Input::mlp, h, parts * width);
+  if (const size_t part = path.rfind("_fc1_"); part != std::string_view::npos) {
+    LinearLayer half = find(path.substr(0, part + 4));
+    half.out /= 2;
+    return half;
   }
-  if (!s.latent) {
-    if (path.ends_with("proj")) return by_inputs(Input::other, query);
-    const int64_t out = path.ends_with("qkv") ? query + 2 * kv : path.ends_with("linear_q") ? query : kv;
-    return by_outputs(Input::attention, h, out);
+  for (const std::string_view part : {"linear_q", "linear_k", "linear_v"}) {
+    if (!path.ends_with(part)) continue;
+    LinearLayer projection = find("self_attention.linear_qkv");
+    projection.out = part == "linear_q" ? s.query_width() : s.kv_width();
+    return projection;
   }
-  const LatentShape& l = *s.latent;
-  const int64_t queries = s.heads * (l.nope_dim + l.rope_dim), down = l.kv_rank + l.rope_dim;
-  if (path.ends_with("linear_proj")) return by_inputs(Input::other, s.heads * l.v_dim);
-  if (path.ends_with("q_down_proj")) return {Input::attention, Sharding::none, h, l.q_rank};
-  if (path.ends_with("kv_down_proj")) return {Input::attention, Sharding::none, h, down};
-  if (path.ends_with("q_proj")) return by_outputs(Input::attention, h, queries);
-  if (path.ends_with("q_up_proj")) return by_outputs(Input::other, l.q_rank, queries);
-  return by_outputs(Input::other, l.kv_rank, s.heads * (l.nope_dim + l.v_dim));
+  return find(path);
 }
 
 }  // namespace
@@ -62,9 +51,9 @@ AdapterShape adapter_shape(const RunShape& s, const config::ModelConfig& model,
     ++counts[{s.is_expert_layer(layer), path.substr(end + 1)}];
   }
   for (const auto& [kind, count] : counts) {
-    AdaptedLinear linear = linear_of(s, kind.second);
-    linear.fraction = real(count) / real(kind.first ? of_experts : dense);
-    (kind.first ? adapters.expert_layer : adapters.dense_layer).push_back(linear);
+    const double fraction = real(count) / real(kind.first ? of_experts : dense);
+    (kind.first ? adapters.expert_layer : adapters.dense_layer)
+        .push_back({linear_of(s, kind.first, kind.second), fraction});
   }
   return adapters;
 }
@@ -72,13 +61,12 @@ AdapterShape adapter_shape(const RunShape& s, const config::ModelConfig& model,
 AdapterParameters adapter_parameters(const RunShape& s, bool expert_layer) {
   AdapterParameters sum;
   const AdapterShape& adapters = *s.adapters;
-  for (const AdaptedLinear& linear : adapters.of_layer(expert_layer)) {
-    const double t = real(linear.of_experts() ? s.etp : s.tp),
-                 in = real(linear.in) / (linear.sharding == Sharding::inputs ? t : 1),
-                 out = real(linear.out) / (linear.sharding == Sharding::outputs ? t : 1);
-    const double count =
-        linear.fraction * (real(adapters.rank) * (in + out) + (adapters.magnitudes ? out : 0));
-    if (linear.of_experts())
+  for (const auto& [layer, fraction] : adapters.of_layer(expert_layer)) {
+    const int64_t ranks = layer.of_experts() ? s.etp : s.tp;
+    const double out = layer.outputs(ranks),
+                 count = fraction * (real(adapters.rank) * (layer.inputs(ranks) + out) +
+                                     (adapters.magnitudes ? out : 0));
+    if (layer.of_experts())
       sum.experts += count * real(s.experts->count) / real(s.ep);
     else
       sum.dense += count;
@@ -96,23 +84,21 @@ AdapterParameters all_adapters(const RunShape& shape) {
           of_experts * experts.experts};
 }
 
-double saves_input(const RunShape& s, bool expert_layer, Input input) {
+double saves_input(const RunShape& s, bool expert_layer, LinearLayer::Input input) {
   double most = 0;
   for (const AdaptedLinear& linear : s.adapters->of_layer(expert_layer))
-    if (linear.input == input) most = std::max(most, linear.fraction);
+    if (linear.layer.input == input) most = std::max(most, linear.fraction);
   return most;
 }
 
 double adapter_activations(const RunShape& s, bool expert_layer) {
   double bytes = 0;
   const AdapterShape& adapters = *s.adapters;
-  for (const AdaptedLinear& linear : adapters.of_layer(expert_layer)) {
+  for (const auto& [layer, fraction] : adapters.of_layer(expert_layer)) {
     // The product with A of all rows, and the outputs before they are scaled.
-    const double rows = linear.of_experts() ? s.expert_rows() / s.tokens() : 1,
-                 t = real(linear.of_experts() ? s.etp : s.tp),
-                 out = real(linear.out) / (linear.sharding == Sharding::outputs ? t : 1);
-    bytes +=
-        linear.fraction * rows * s.activation_bytes * (real(adapters.rank) + (adapters.magnitudes ? out : 0));
+    const double rows = layer.of_experts() ? s.expert_rows() / s.tokens() : 1,
+                 out = layer.outputs(layer.of_experts() ? s.etp : s.tp);
+    bytes += fraction * rows * s.activation_bytes * (real(adapters.rank) + (adapters.magnitudes ? out : 0));
   }
   return bytes;
 }

@@ -22,7 +22,7 @@ AdapterParameters adapter_parameters(const RunShape& shape, bool expert_layer);
 AdapterParameters all_adapters(const RunShape& shape);
 
 // Fraction of the layers in which an adapter saves this input. Frozen weights do not save it.
-double saves_input(const RunShape& shape, bool expert_layer, AdaptedLinear::Input input);
+double saves_input(const RunShape& shape, bool expert_layer, LinearLayer::Input input);
 
 // Bytes of one token that the adapters of a layer save beside their inputs, on one rank.
 double adapter_activations(const RunShape& shape, bool expert_layer);

@@ -3,58 +3,39 @@
 #include <algorithm>
 
 #include "planner/adapters.hpp"
+#include "planner/linear_layers.hpp"
 
 namespace capstan::planner {
 
 namespace {
-
-// Multiply-adds of the attention projections of one token.
-double projection_macs(const RunShape& s) {
-  const double h = real(s.hidden);
-  if (!s.latent) return h * real(2 * s.query_width() + 2 * s.kv_width());
-  const LatentShape& l = *s.latent;
-  const double heads = real(s.heads), query = heads * real(l.nope_dim + l.rope_dim);
-  const double queries = l.q_rank > 0 ? real(l.q_rank) * (h + query) : h * query;
-  return queries + h * real(l.kv_rank + l.rope_dim) + real(l.kv_rank) * heads * real(l.nope_dim + l.v_dim) +
-         heads * real(l.v_dim) * h;
-}
 
 // Fraction of the experts that compute a token.
 double chosen_experts(const RunShape& s) {
   return s.experts ? real(s.experts->topk) / real(s.experts->count) : 0;
 }
 
-double mlp_matrices(const RunShape& s) {
-  return s.gated ? 3 : 2;
+// Multiply-adds of one token in one layer, without scores and router.
+double layer_macs(const RunShape& s, bool expert_layer) {
+  const double routed = expert_layer ? real(s.experts->topk) * weights_of(routed_layers(s)) : 0;
+  return weights_of(dense_layers(s, expert_layer)) + routed;
 }
 
 // Multiply-adds of all layers and of the output layer, without scores.
 double linear_macs(const RunShape& s) {
-  double macs = 0;
-  for (int64_t layer = 0; layer < s.layers; ++layer) {
-    const LayerMacs one = layer_macs(s, s.is_expert_layer(layer));
-    macs += one.attention + one.mlp;
-  }
-  const double head = real(s.hidden) * real(s.vocab);
-  const LayerMacs last = layer_macs(s, s.is_expert_layer(s.layers - 1));
+  const double experts = s.experts ? real(std::ssize(s.experts->layers)) : 0,
+               head = real(s.hidden) * real(s.vocab);
+  const double macs =
+      (real(s.layers) - experts) * layer_macs(s, false) + (experts > 0 ? experts * layer_macs(s, true) : 0);
   // One layer, the projection of the two inputs with its norms, and the output layer.
-  const double mtp =
-      last.attention + last.mlp + 2 * real(s.hidden) * real(s.hidden) + 3 * real(s.hidden) + head;
+  const double mtp = layer_macs(s, s.is_expert_layer(s.layers - 1)) + 2 * real(s.hidden) * real(s.hidden) +
+                     3 * real(s.hidden) + head;
   return macs + head + real(s.mtp_layers) * mtp;
 }
 
 }  // namespace
 
-LayerMacs layer_macs(const RunShape& s, bool expert_layer) {
-  const double h = real(s.hidden);
-  const double width =
-      expert_layer ? real(s.experts->ffn * s.experts->topk + s.experts->shared_ffn) : real(s.ffn);
-  return {projection_macs(s), mlp_matrices(s) * h * width};
-}
-
 double score_macs(const RunShape& s) {
-  if (!s.latent) return 2 * real(s.query_width()) * real(s.seq);
-  return real(s.heads) * real(s.latent->nope_dim + s.latent->rope_dim + s.latent->v_dim) * real(s.seq);
+  return real(s.query_width() + s.output_width()) * real(s.seq);
 }
 
 double causal_fraction(const RunShape& s) {
@@ -90,25 +71,19 @@ LayerParameters layer_parameters(const RunShape& s, bool expert_layer) {
   const double h = real(s.hidden), norms = real(s.norm_vectors);
   LayerParameters p;
   p.replicated = real(s.norms_per_layer) * norms * h + real(s.qk_norm_parameters);
-  p.sharded = projection_macs(s) + real(s.sink_parameters);
-  if (s.latent) {
-    // The down-projections are replicated, and so are the norms of what they give.
-    const LatentShape& l = *s.latent;
-    const double down = h * real(l.kv_rank + l.rope_dim) + (l.q_rank > 0 ? h * real(l.q_rank) : 0);
-    p.sharded -= down;
-    p.replicated += down + (l.norms ? norms * real(l.kv_rank + l.q_rank) : 0);
-  }
+  p.sharded = real(s.sink_parameters);
+  for (const LinearLayer& linear : dense_layers(s, expert_layer))
+    (linear.sharding == LinearLayer::Sharding::none ? p.replicated : p.sharded) += linear.weights();
+  if (s.latent && s.latent->norms) p.replicated += norms * real(s.latent->kv_rank + s.latent->q_rank);
   if (s.qkv_bias && !s.latent) p.sharded += real(s.query_width() + 2 * s.kv_width());
   if (s.output_bias) p.replicated += h;
-  const double matrices = mlp_matrices(s), inputs = s.gated ? 2 : 1;
+  const double inputs = s.gated ? 2 : 1;
   if (!expert_layer) {
-    p.sharded += matrices * h * real(s.ffn) + (s.mlp_bias ? inputs * real(s.ffn) : 0);
-    p.replicated += s.mlp_bias ? h : 0;
+    if (s.mlp_bias) p.sharded += inputs * real(s.ffn), p.replicated += h;
     return p;
   }
   const ExpertShape& e = *s.experts;
-  p.experts = real(e.count) * (matrices * h * real(e.ffn) + (s.mlp_bias ? inputs * real(e.ffn) + h : 0));
-  p.sharded += matrices * h * real(e.shared_ffn);
+  p.experts = real(e.count) * (weights_of(routed_layers(s)) + (s.mlp_bias ? inputs * real(e.ffn) + h : 0));
   p.replicated += (h + real(e.bias_vectors)) * real(e.count);
   return p;
 }

@@ -24,12 +24,6 @@ enum class FlopConvention : uint8_t {
 // of six in `causal` and `full`.
 double flops_per_token(const RunShape& shape, FlopConvention convention = FlopConvention::causal);
 
-// Multiply-adds of the GEMMs of one token: in a layer, and in the output layer. Attention scores are apart.
-struct LayerMacs {
-  double attention = 0;  // projections
-  double mlp = 0;        // dense MLP, or router's experts: those of one token, and the shared ones
-};
-LayerMacs layer_macs(const RunShape& shape, bool expert_layer);
 // Multiply-adds of the scores and the weighted sum of one token in one layer with full attention.
 double score_macs(const RunShape& shape);
 // The fraction of those that causal attention computes: 1/2, less with a sliding window, as the mean over the

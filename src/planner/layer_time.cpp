@@ -6,6 +6,7 @@
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
+#include "planner/linear_layers.hpp"
 #include "planner/memory.hpp"
 #include "planner/step_time.hpp"
 
@@ -51,7 +52,7 @@ GemmFormat high_format(const RunShape& s) {
   return is_low_precision(s.format) ? GemmFormat::bf16 : s.format;
 }
 
-using Input = AdaptedLinear::Input;
+using Input = LinearLayer::Input;
 
 // Adds up one micro-batch of one layer.
 class LayerClock {
@@ -77,7 +78,7 @@ class LayerClock {
       if (expert_layer)
         recomputed(s_.recompute.experts, [&] { experts(); });
       else
-        recomputed(s_.recompute.mlp, [&] { mlp(real(s_.ffn)); });
+        recomputed(s_.recompute.mlp, [&] { mlp(); });
       norms();
     });
     return time_;
@@ -192,25 +193,25 @@ class LayerClock {
     time_.input_gradients.tensor_hidden += backward * (1 - visible) * one;
   }
 
+  void linear(const LinearLayer& layer) {
+    // Every tensor-parallel rank has the weights of a layer that is not sharded, and multiplies its own rows.
+    const double rows = layer.sharding == LinearLayer::Sharding::none ? shard_ : tokens_;
+    gemms(layer.input, rows, layer.outputs(s_.tp), layer.inputs(s_.tp));
+  }
+
   void attention() {
-    const double h = real(s_.hidden), query = real(s_.query_width()), kv = real(s_.kv_width());
-    if (s_.latent) {
-      const LatentShape& l = *s_.latent;
-      const double heads = real(s_.heads) / t_, query_in = real(l.nope_dim + l.rope_dim);
-      if (l.q_rank > 0) gemms(Input::attention, shard_, real(l.q_rank), h);
-      gemms(Input::attention, shard_, real(l.kv_rank + l.rope_dim), h);
-      recomputed(s_.recompute.attention, [&] {
-        gemms(l.q_rank > 0 ? Input::other : Input::attention, tokens_, heads * query_in,
-              l.q_rank > 0 ? real(l.q_rank) : h);
-        gemms(Input::other, tokens_, heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
-        core_attention();
-      });
-      gemms(Input::other, tokens_, h, heads * real(l.v_dim));
-    } else {
-      gemms(Input::attention, tokens_, (query + 2 * kv) / t_, h);
-      recomputed(s_.recompute.attention, [&] { core_attention(); });
-      gemms(Input::other, tokens_, h, query / t_);
-    }
+    // Latent attention recomputes its up-projections with the scores.
+    const auto is_up = [&](const LinearLayer& layer) {
+      return s_.latent && layer.sharding == LinearLayer::Sharding::outputs;
+    };
+    const LinearLayers layers = attention_layers(s_);
+    for (const LinearLayer& layer : layers)
+      if (!is_up(layer)) linear(layer);
+    recomputed(s_.recompute.attention, [&] {
+      for (const LinearLayer& layer : layers)
+        if (is_up(layer)) linear(layer);
+      core_attention();
+    });
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
   }
 
@@ -245,9 +246,7 @@ class LayerClock {
   void context_exchange(double forward, double backward) {
     if (s_.cp == 1) return;
     const double c = real(s_.cp), bytes = s_.activation_bytes * tokens_ / t_;
-    const double kv = s_.latent
-                          ? real(s_.heads * (s_.latent->nope_dim + s_.latent->rope_dim + s_.latent->v_dim))
-                          : 2 * real(s_.kv_width());
+    const double kv = real(s_.kv_width() + s_.value_width());
     if (s_.context_exchange == ContextExchange::ring) {
       const double one = (c - 1) * transfer_seconds(c_, cp_.crosses_domains(), bytes * kv);
       const auto share = [](double sent, double hides, double& exposed, double& hidden) {
@@ -275,11 +274,11 @@ class LayerClock {
     move(values * (8 * added * query + rounded), values * added * (8 * query + 16 * kv), 2 * added + 1);
   }
 
-  void mlp(double width) {
-    const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
-    gemms(Input::mlp, tokens_, inputs * width / t_, h);
-    gemms(Input::mlp_hidden, tokens_, h, width / t_);
-    activation(s_.activation_bytes * tokens_ * width / t_);
+  // The dense MLP or the shared experts.
+  void mlp() {
+    const LinearLayers layers = mlp_layers(s_, expert_layer_);
+    for (const LinearLayer& layer : layers) linear(layer);
+    activation(s_.activation_bytes * tokens_ * layers.back().inputs(s_.tp));
     tensor_exchange(Collective::all_gather, Collective::reduce_scatter, 1, 1, 1);
   }
 
@@ -291,14 +290,14 @@ class LayerClock {
 
   void experts() {
     const ExpertShape& e = *s_.experts;
-    const double h = real(s_.hidden), inputs = s_.gated ? 2 : 1;
+    const double h = real(s_.hidden);
     // Each token goes to topk experts; the load is balanced. Ranks of expert tensor parallelism share theirs.
     const double sent =
         (s_.etp > 1 && !s_.sequence_parallel ? tokens_ / real(s_.etp) : shard_) * real(e.topk) * e.filled;
     const double slots = sent * real(s_.etp), experts = real(e.count) / real(s_.ep),
                  width = real(e.ffn) / real(s_.etp);
-    grouped_gemms(Input::experts, slots / experts, inputs * width, h, experts);
-    grouped_gemms(Input::experts_hidden, slots / experts, h, width, experts);
+    for (const LinearLayer& layer : routed_layers(s_))
+      grouped_gemms(layer.input, slots / experts, layer.outputs(s_.etp), layer.inputs(s_.etp), experts);
     recomputed(s_.recompute.activation, [&] { activation(s_.activation_bytes * slots * width); });
     // Router, and permutation of the tokens to their experts and back; after an all-to-all, whose rows are in
     // the order of their ranks, once more.
@@ -309,7 +308,7 @@ class LayerClock {
                  router = 8 * shard_ * real(e.count);
     move(4 * rows + sorted + router, 4 * rows + sorted + router, sorted > 0 ? 10 : 8);
     const StageTime before = time_;
-    if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(real(e.shared_ffn)); });
+    if (e.shared_ffn > 0) recomputed(s_.recompute.shared, [&] { mlp(); });
     if (s_.dispatch == TokenDispatch::allgather) {
       gather_rows(group_of(c_, 1, s_.ep * s_.etp, s_.gpus()),
                   s_.activation_bytes * shard_ * real(s_.ep * s_.etp) * h,

@@ -7,6 +7,7 @@
 #include "parallel/flat_store.hpp"
 #include "planner/adapters.hpp"
 #include "planner/counts.hpp"
+#include "planner/linear_layers.hpp"
 #include "train/setup/device.hpp"
 
 namespace capstan::planner {
@@ -99,8 +100,8 @@ struct LayerKind {
 
 // Bytes of one element of an input of a GEMM that a layer saves, for the gradient of the weight or of an
 // adapter.
-double saved_input(const RunShape& s, LayerKind kind, AdaptedLinear::Input input) {
-  using enum AdaptedLinear::Input;
+double saved_input(const RunShape& s, LayerKind kind, LinearLayer::Input input) {
+  using enum LinearLayer::Input;
   if (s.adapters) return s.activation_bytes * saves_input(s, kind.experts, input);
   // With sequence parallelism a column-parallel layer saves its rank's rows, which it gathers again in the
   // backward pass, and quantizes them there.
@@ -109,9 +110,9 @@ double saved_input(const RunShape& s, LayerKind kind, AdaptedLinear::Input input
 }
 
 double layer_activations_with(const RunShape& s, const RecomputeShape& recompute, LayerKind kind) {
-  using enum AdaptedLinear::Input;
+  using enum LinearLayer::Input;
   const double bytes = s.activation_bytes, h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
-  const auto saved = [&](AdaptedLinear::Input input) { return saved_input(s, kind, input); };
+  const auto saved = [&](LinearLayer::Input input) { return saved_input(s, kind, input); };
   // Whether a GEMM saves another tensor than that which it reads.
   const bool saves_codes = kind.low_precision && s.saved_operand_bytes != bytes && !s.adapters;
   // What sequence parallelism divides, what tensor parallelism divides in any case, and what neither does:
@@ -130,14 +131,13 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
   const double query = real(s.query_width()), kv = real(s.kv_width());
   // Attention saves its outputs, and so does the output projection where it saves codes.
   const double output = bytes + (saves_codes ? saved(other) : 0);
-  double core = bytes * (query + 2 * kv) + output * query + 4 * real(s.heads);
+  double core = output * real(s.output_width()) + 4 * real(s.heads);
+  // Latent attention recomputes queries, keys and values too.
+  if (!s.latent || !recompute.attention) core += bytes * (query + kv + real(s.value_width()));
   if (s.latent) {
     const LatentShape& l = *s.latent;
-    const double heads = real(s.heads);
     sequence += (bytes + (s.adapters ? bytes : saved(attention))) * real(l.q_rank + l.kv_rank) +
                 bytes * real(l.rope_dim);
-    core = (recompute.attention ? 0 : bytes * heads * real(2 * (l.nope_dim + l.rope_dim) + l.v_dim)) +
-           output * heads * real(l.v_dim) + 4 * heads;
   }
   // Queries, keys and values before the norms.
   if (s.qk_norm_across_heads) core += bytes * (query + 2 * kv);
@@ -166,39 +166,24 @@ double layer_activations_with(const RunShape& s, const RecomputeShape& recompute
 // gradients of their outputs. Zero-bubble schedules keep them after the backward pass.
 double weight_gradient_operands(const RunShape& s, LayerKind kind) {
   if (s.frozen_base()) return 0;
-  const double h = real(s.hidden), t = real(s.tp), tokens = s.tokens();
+  const double t = real(s.tp), tokens = s.tokens();
   // Of inputs and of gradients of outputs.
   const double element = kind.low_precision ? s.saved_operand_bytes : s.activation_bytes;
   // Of all tokens, which sequence parallelism has gathered for the GEMM; divided by it; divided by tensor
   // parallelism; and of routed experts.
   double gathered = 0, sequence = 0, tensor = 0, routed = 0;
-  const auto column = [&](double from, double to) { gathered += element * from, tensor += element * to; };
-  const auto row = [&](double from, double to) { tensor += element * from, gathered += element * to; };
-  const double query = real(s.query_width());
-  if (s.latent) {
-    const LatentShape& l = *s.latent;
-    const double heads = real(s.heads), query_in = heads * real(l.nope_dim + l.rope_dim);
-    if (l.q_rank > 0) sequence += element * (h + real(l.q_rank));
-    column(l.q_rank > 0 ? real(l.q_rank) : h, query_in);
-    sequence += element * (h + real(l.kv_rank + l.rope_dim));
-    column(real(l.kv_rank), heads * real(l.nope_dim + l.v_dim));
-    row(heads * real(l.v_dim), h);
-  } else {
-    column(h, query + 2 * real(s.kv_width()));
-    row(query, h);
+  for (const LinearLayer& layer : dense_layers(s, kind.experts)) {
+    using enum LinearLayer::Sharding;
+    (layer.sharding == none     ? sequence
+     : layer.sharding == inputs ? tensor
+                                : gathered) += element * real(layer.in);
+    (layer.sharding == none      ? sequence
+     : layer.sharding == outputs ? tensor
+                                 : gathered) += element * real(layer.out);
   }
-  const double widths = s.gated ? 2 : 1;
-  const auto mlp = [&](double width) {
-    column(h, widths * width);
-    row(width, h);
-  };
-  if (!kind.experts) {
-    mlp(real(s.ffn));
-  } else {
-    const ExpertShape& e = *s.experts;
-    routed = s.expert_rows() * element * (2 * h + (1 + widths) * real(e.ffn) / real(s.etp));
-    if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
-  }
+  if (kind.experts)
+    for (const LinearLayer& layer : routed_layers(s))
+      routed += s.expert_rows() * element * (layer.inputs(s.etp) + layer.outputs(s.etp));
   return routed + tokens * (gathered + sequence / (s.sequence_parallel ? t : 1) + tensor / t);
 }
 

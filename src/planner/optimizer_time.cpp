@@ -6,6 +6,7 @@
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
+#include "planner/linear_layers.hpp"
 
 namespace capstan::planner {
 
@@ -41,42 +42,23 @@ struct LayerMatrices {
 };
 
 LayerMatrices layer_matrices(const RunShape& s, bool expert_layer) {
+  using enum LinearLayer::Sharding;
   LayerMatrices m;
-  const double h = real(s.hidden), inputs = s.gated ? 2 : 1;
-  const auto by_rows = [&](double rows, double columns) {
-    m.dense.push_back({rows, columns, 1, s.tp, true});
+  const auto matrix = [](const LinearLayer& layer, double rows, double count, int64_t ranks) {
+    return Matrices{rows, real(layer.in), count, layer.sharding == none ? 1 : ranks,
+                    layer.sharding == outputs};
   };
-  const auto by_columns = [&](double rows, double columns) {
-    m.dense.push_back({rows, columns, 1, s.tp, false});
-  };
-  const auto replicated = [&](double rows, double columns) { m.dense.push_back({rows, columns}); };
-  const double query = real(s.query_width()), kv = real(s.kv_width());
-  if (s.latent) {
-    const LatentShape& l = *s.latent;
-    const double heads = real(s.heads), queries = heads * real(l.nope_dim + l.rope_dim);
-    if (l.q_rank > 0) replicated(real(l.q_rank), h);
-    by_rows(queries, l.q_rank > 0 ? real(l.q_rank) : h);
-    replicated(real(l.kv_rank + l.rope_dim), h);
-    by_rows(heads * real(l.nope_dim + l.v_dim), real(l.kv_rank));
-    by_columns(h, heads * real(l.v_dim));
-  } else {
-    if (s.muon->split_qkv) {
-      for (const double width : {query, kv, kv}) by_rows(width, h);
-    } else {
-      by_rows(query + 2 * kv, h);
-    }
-    by_columns(h, query);
+  for (const LinearLayer& layer : dense_layers(s, expert_layer)) {
+    std::vector<double> parts = {real(layer.out)};
+    if (s.muon->split_qkv && layer.path.ends_with("linear_qkv"))
+      parts = {real(s.query_width()), real(s.kv_width()), real(s.kv_width())};
+    for (const double rows : parts) m.dense.push_back(matrix(layer, rows, 1, s.tp));
   }
-  const auto mlp = [&](double width) { by_rows(inputs * width, h), by_columns(h, width); };
-  if (!expert_layer) {
-    mlp(real(s.ffn));
-    return m;
-  }
+  if (!expert_layer) return m;
   const ExpertShape& e = *s.experts;
-  replicated(real(e.count), h);
-  if (e.shared_ffn > 0) mlp(real(e.shared_ffn));
-  const double here = real(e.count) / real(s.ep);
-  m.experts = {{inputs * real(e.ffn), h, here, s.etp, true}, {h, real(e.ffn), here, s.etp, false}};
+  m.dense.push_back({real(e.count), real(s.hidden)});
+  for (const LinearLayer& layer : routed_layers(s))
+    m.experts.push_back(matrix(layer, real(layer.out), real(e.count) / real(s.ep), s.etp));
   return m;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "config/sections/config.hpp"
@@ -70,8 +71,10 @@ struct LatentShape {
   int64_t nope_dim = 128, rope_dim = 64, v_dim = 128;  // of one head
 };
 
-// A linear layer with an adapter.
-struct AdaptedLinear {
+// A linear layer of attention, of an MLP or of an expert.
+struct LinearLayer {
+  // Inside a layer of the model.
+  std::string_view path;
   // What it reads: the input of attention, of the (shared) MLP or of the routed experts, or what these
   // compute.
   enum class Input : uint8_t { attention, mlp, mlp_hidden, experts, experts_hidden, other };
@@ -80,9 +83,20 @@ struct AdaptedLinear {
   enum class Sharding : uint8_t { none, outputs, inputs };
   Sharding sharding = Sharding::none;
   int64_t in = 0, out = 0;
-  // Fraction of the layers of its kind in which it has one.
-  double fraction = 1;
+
+  double weights() const { return real(in) * real(out); }
   bool of_experts() const { return input == Input::experts || input == Input::experts_hidden; }
+  // Of one rank.
+  double inputs(int64_t ranks) const { return real(in) / (sharding == Sharding::inputs ? real(ranks) : 1); }
+  double outputs(int64_t ranks) const {
+    return real(out) / (sharding == Sharding::outputs ? real(ranks) : 1);
+  }
+};
+
+// A linear layer with an adapter in a `fraction` of the layers of its kind.
+struct AdaptedLinear {
+  LinearLayer layer;
+  double fraction = 1;
 };
 struct AdapterShape {
   int64_t rank = 0;
@@ -226,9 +240,12 @@ struct RunShape {
   bool is_expert_layer(int64_t layer) const {
     return experts && std::ranges::binary_search(experts->layers, layer);
   }
-  // Width of all query heads and of all key or value heads: elements of one token.
+  // Width of all query heads, of all key heads and value heads, and of attention's outputs: elements of one
+  // token.
   int64_t query_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_groups * head_dim; }
+  int64_t value_width() const { return kv_groups * (latent ? latent->v_dim : head_dim); }
+  int64_t output_width() const { return heads * (latent ? latent->v_dim : head_dim); }
 };
 
 // The shape of a resolved recipe. Throws ErrorCode::config where the layers cannot be divided into stages.

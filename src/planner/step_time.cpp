@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 #include "base/error.hpp"
 #include "parallel/bucket.hpp"
 #include "planner/collectives.hpp"
 #include "planner/counts.hpp"
 #include "planner/kernels.hpp"
+#include "planner/linear_layers.hpp"
 #include "planner/memory.hpp"
 #include "planner/optimizer_time.hpp"
 #include "planner/pipeline.hpp"
@@ -119,16 +121,18 @@ struct GridParameters {
 
 // The weights of a layer on a rank, from the last one on; of the small ones the first norm alone, before
 // which a bucket may be full.
-std::vector<double> weights_of(const RunShape& s, bool expert_layer, ParameterGrid grid) {
+std::vector<double> rank_weights(const RunShape& s, bool expert_layer, ParameterGrid grid) {
   const double h = real(s.hidden), fc1 = s.gated ? 2 : 1;
   if (grid == ParameterGrid::expert) {
     if (!expert_layer) return {};
     const double experts = h * real(s.experts->ffn * s.experts->count) / real(s.ep * s.etp);
     return {experts, fc1 * experts};
   }
-  const double mlp = h * real(expert_layer ? s.experts->shared_ffn : s.ffn) / real(s.tp),
-               output = h * real(s.latent ? s.heads * s.latent->v_dim : s.query_width()) / real(s.tp);
-  return {mlp, fc1 * mlp, output, layer_macs(s, expert_layer).attention / real(s.tp) - output, h};
+  std::vector<double> weights;
+  for (const LinearLayer& layer : dense_layers(s, expert_layer) | std::views::reverse)
+    weights.push_back(layer.inputs(s.tp) * layer.outputs(s.tp));
+  weights.push_back(h);
+  return weights;
 }
 
 // The buckets of a rank's weights, which are filled as parallel::plan_buckets() does it: one is full when it
@@ -151,7 +155,7 @@ double bucket_count(const RunShape& s, int64_t rank, ParameterGrid grid, double 
     const StageShape& stage = s.stages[i];
     add_table(stage.head && !s.tied);
     for (int64_t layer = 0; layer < stage.layers(); ++layer) {
-      for (const double weight : weights_of(s, layer < stage.expert_layers, grid)) add(weight);
+      for (const double weight : rank_weights(s, layer < stage.expert_layers, grid)) add(weight);
       if (by_layer) close();
     }
     add_table(stage.embedding);
