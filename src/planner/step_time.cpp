@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ranges>
 
 #include "base/error.hpp"
 #include "parallel/bucket.hpp"
@@ -129,8 +128,9 @@ std::vector<double> rank_weights(const RunShape& s, bool expert_layer, Parameter
     return {experts, fc1 * experts};
   }
   std::vector<double> weights;
-  for (const LinearLayer& layer : dense_layers(s, expert_layer) | std::views::reverse)
-    weights.push_back(layer.inputs(s.tp) * layer.outputs(s.tp));
+  const LinearLayers layers = dense_layers(s, expert_layer);
+  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer)
+    weights.push_back(layer->inputs(s.tp) * layer->outputs(s.tp));
   weights.push_back(h);
   return weights;
 }
