@@ -1,7 +1,6 @@
 // GEMM on row-major arrays.
 #pragma once
 
-#include "kernels/activation.hpp"
 #include "kernels/operand.hpp"
 #include "tensor/kernel_context.hpp"
 
@@ -24,27 +23,6 @@ struct GemmShape {
   Accumulation accumulation = Accumulation::fp32;
 };
 
-// Operations after the sums, in this order: add the bias; apply the activation or its derivative; store C;
-// take the column sums and the maximum of the stored values.
-struct GemmEpilogue {
-  // [n]; null: none.
-  In bias;
-  enum class Function : uint8_t {
-    none,
-    // auxiliary = C, the pre-activation, then C = f(C). auxiliary may be null.
-    activation,
-    // C = C * f'(auxiliary), with the pre-activation of the forward pass.
-    derivative,
-  } function = Function::none;
-  ActivationKind activation = ActivationKind::gelu;
-  // Like C: type, [m, n], rows ldc apart.
-  Out auxiliary;
-  // fp32 [n] += the column sums of C (bias gradient); null: none.
-  float* bias_gradient = nullptr;
-  // fp32 [1] = max(its value, |C|); null: none.
-  float* amax = nullptr;
-};
-
 // Dimension of a grouped GEMM that is divided into consecutive groups (experts). m: the rows of A and C; each
 // group is multiplied by its own B. k: the dimension that is summed over; each group has its own C.
 enum class GemmGroups : uint8_t { m, k };
@@ -56,23 +34,23 @@ struct GemmTypes {
 };
 
 struct Gemm {
-  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C, then the epilogue. Sums in fp32. 2mnk FLOPs. C: fp32,
-  // bf16 or fp16. A, B: one of them, both the same; or both with scales, each in its own type of 8 or 4 bits,
-  // with A stored as [m,k] and B as [n,k] (trans_a false, trans_b true) as the tensor cores of GPUs read
-  // them. The result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
-  void (*run)(Context&, GemmShape, Operand a, Operand b, Out c, float alpha, float beta, GemmEpilogue);
+  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C + bias[n] (null: none). Sums in fp32. 2mnk FLOPs. C:
+  // fp32, bf16 or fp16. A, B: one of them, both the same; or both with scales, each in its own type of 8 or 4
+  // bits, with A stored as [m,k] and B as [n,k] (trans_a false, trans_b true) as the tensor cores of GPUs
+  // read them. The result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
+  void (*run)(Context&, GemmShape, Operand a, Operand b, Out c, float alpha, float beta, In bias);
   // The same in groups of sizes[count] rows, in device memory. The shape's m (or k) is an upper bound of the
   // sum of sizes; rows beyond that sum are not touched. GemmGroups::m: group g multiplies with
   // B + g * stride_b. GemmGroups::k: it writes C + g * stride_c, and where it is empty beta * C; scales
-  // must begin anew with each group, that is, sizes are multiples of the block. No epilogue but the bias of
-  // GemmGroups::m, [count, n].
+  // must begin anew with each group, that is, sizes are multiples of the block. bias: of
+  // GemmGroups::m alone, [count, n].
   void (*run_grouped)(Context&, GemmShape, GemmGroups, const int64_t* sizes, int64_t count, Operand a,
                       Operand b, Out c, float alpha, float beta, In bias);
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
-  // Workspaces, for the arguments of the launch. `reduces`: the epilogue has a bias gradient or a maximum.
-  WorkspaceSize (*run_workspace)(GemmShape, GemmTypes, float alpha, float beta, bool reduces);
+  // Workspaces, for the arguments of the launch.
+  WorkspaceSize (*run_workspace)(GemmShape, GemmTypes, float alpha, float beta);
   WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, GemmTypes, float alpha,
                                          float beta);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);

@@ -1,4 +1,4 @@
-// The tensors of a GEMM's operands and epilogue, which launch() passes as raw arrays.
+// The tensors of a GEMM's operands and of what is quantized for it, which launch() passes as raw arrays.
 #pragma once
 
 #include "kernels/gemm.hpp"
@@ -36,13 +36,6 @@ struct QuantizedOutputTensors {
   Tensor amax;
 };
 
-struct GemmEpilogueTensors {
-  Tensor bias;
-  kernels::GemmEpilogue::Function function = kernels::GemmEpilogue::Function::none;
-  kernels::ActivationKind activation = kernels::ActivationKind::gelu;
-  Tensor auxiliary, bias_gradient, amax;
-};
-
 template <>
 struct KernelArgument<kernels::Operand> {
   static kernels::Operand from(Device& device, const Tensor& t) {
@@ -75,16 +68,4 @@ struct KernelArgument<kernels::QuantizedOutput> {
             .amax = KernelArgument<float*>::from(device, output.amax)};
   }
 };
-template <>
-struct KernelArgument<kernels::GemmEpilogue> {
-  static kernels::GemmEpilogue from(Device& device, const GemmEpilogueTensors& e) {
-    return {.bias = KernelArgument<kernels::In>::from(device, e.bias),
-            .function = e.function,
-            .activation = e.activation,
-            .auxiliary = KernelArgument<kernels::Out>::from(device, e.auxiliary),
-            .bias_gradient = KernelArgument<float*>::from(device, e.bias_gradient),
-            .amax = KernelArgument<float*>::from(device, e.amax)};
-  }
-};
-
 }  // namespace capstan

@@ -38,8 +38,8 @@ double gemm_gflops(Device& device, const NamedGemm& s, DType dtype, double secon
   const Gemm& kernel = *device.table().gemm;
   const float beta = s.trans_a ? 1.0f : 0.0f;
   const double time = shortest_seconds(device, seconds, [&] {
-    launch(device, kernel.run_workspace(shape, {dtype, dtype, DType::f32}, 1.0f, beta, false), kernel.run,
-           shape, a, b, c, 1.0f, beta, GemmEpilogueTensors{});
+    launch(device, kernel.run_workspace(shape, {dtype, dtype, DType::f32}, 1.0f, beta), kernel.run, shape, a,
+           b, c, 1.0f, beta, Tensor());
   });
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }

@@ -92,8 +92,8 @@ void KernelBench::expert_gemms(const std::string& prefix, const Tensor& sizes, i
         gemm.run_grouped, forward, GemmGroups::m, sizes, count, x, w, y, 1.0f, 0.0f, none);
   });
   bound_by_gemms(prefix + ": dense gemm of as many rows", flops, [&] {
-    launch(device_, gemm.run_workspace(forward, {attention_, attention_, attention_}, 1, 0, false), gemm.run,
-           forward, x, w, y, 1.0f, 0.0f, GemmEpilogueTensors{});
+    launch(device_, gemm.run_workspace(forward, {attention_, attention_, attention_}, 1, 0), gemm.run,
+           forward, x, w, y, 1.0f, 0.0f, Tensor());
   });
   const GemmShape backward{
       .trans_a = true, .m = out, .n = in, .k = rows, .lda = out, .ldb = in, .ldc = in, .stride_c = out * in};

@@ -126,8 +126,7 @@ void KernelBench::low_precision_gemms(const BenchModel& m) {
     const Gemm& gemm = *device_.table().gemm;
     const GemmTypes types{x.values.dtype(), w.values.dtype(), attention_, x.layout, w.layout};
     const auto multiply = [&] {
-      launch(device_, gemm.run_workspace(shape, types, 1, 0, false), gemm.run, shape, x, w, y, 1.0f, 0.0f,
-             GemmEpilogueTensors{});
+      launch(device_, gemm.run_workspace(shape, types, 1, 0), gemm.run, shape, x, w, y, 1.0f, 0.0f, Tensor());
     };
     if (supported(multiply))
       bound_by_gemms(of, 2.0 * static_cast<double>(rows * out) * static_cast<double>(in), multiply);

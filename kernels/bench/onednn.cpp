@@ -71,8 +71,8 @@ void PeakMeasurement::run() {
   const Gemm& kernel = *device_->table().gemm;
   const GemmTypes types{input_.dtype(), input_.dtype(), result_.dtype()};
   const double own = seconds_on(*device_, [&] {
-    launch(*device_, kernel.run_workspace(shape, types, 1.0f, 0.0f, false), kernel.run, shape, input_, input_,
-           result_, 1.0f, 0.0f, GemmEpilogueTensors{});
+    launch(*device_, kernel.run_workspace(shape, types, 1.0f, 0.0f), kernel.run, shape, input_, input_,
+           result_, 1.0f, 0.0f, Tensor());
   });
   double onednn = own;
   if (!host_.empty()) {

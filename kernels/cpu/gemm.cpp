@@ -1,7 +1,7 @@
 // GEMM with packed panels and a register-tiled kernel (gemm_core-inl.hpp); the tiling depends on the shape
 // alone. Packing widens bf16 and fp16 operands and dequantizes those with scales. Where the processor
 // multiplies bf16, such GEMMs run on its tile unit (packed_bf16.hpp), or without one by oneDNN (onednn.hpp),
-// and groups, whose sizes are new in each step, by packed_bf16.hpp too. The epilogue is a pass over C.
+// and groups, whose sizes are new in each step, by packed_bf16.hpp too. The bias is added by a pass over C.
 #include "kernels/gemm.hpp"
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "kernels/cpu/amx.hpp"
-#include "kernels/cpu/atomic_max.hpp"
 #include "kernels/cpu/dequantize.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/onednn.hpp"
@@ -386,7 +385,7 @@ bool native_types(DType a, DType c, float alpha, float beta) {
   return a == DType::bf16 && c != DType::f16 && alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
 }
 
-WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float alpha, float beta, bool) {
+WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float alpha, float beta) {
   const DType a = types.a, c = types.c;
   const bool narrow = c != DType::f32;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || has_few_rows(s, a)) return {};
@@ -448,36 +447,6 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
   }
 }
 
-// Column blocks, each with all its rows: the sums need no workspace and do not depend on the threads. Rows
-// are added in blocks first, so that long sums stay exact.
-constexpr int64_t kEpilogueCols = 64, kEpilogueRows = 512;
-
-// The sum of C's columns and the maximum of |C|.
-void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& e) {
-  const auto y = array_of<Any>(out);
-  parallel_blocks(c, s.n, kEpilogueCols, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-    // As integers, of which NaN is the largest.
-    const hn::RebindToSigned<DF> di;
-    auto largest = hn::Zero(di);
-    for (int64_t j = begin; j < end; j += kStep) {
-      const int64_t width = std::min(kStep, end - j);
-      VF sum = hn::Zero(DF());
-      for (int64_t first = 0; first < s.m; first += kEpilogueRows) {
-        VF part = hn::Zero(DF());
-        for (int64_t r = first; r < std::min(s.m, first + kEpilogueRows); ++r) {
-          const VF v = y.lanes(r * s.ldc + j, width);
-          part = hn::Add(part, v);
-          largest = hn::Max(largest, hn::BitCast(di, hn::Abs(v)));
-        }
-        sum = hn::Add(sum, part);
-      }
-      if (e.bias_gradient)
-        store_part(hn::Add(load_part(e.bias_gradient + j, width), sum), e.bias_gradient + j, width);
-    }
-    if (e.amax) atomic_max(*e.amax, std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest))));
-  });
-}
-
 void add_bias(Context& c, const GemmShape& s, Out out, In bias_in) {
   by_type({out, bias_in}, [&](auto type) HWY_ATTR {
     const auto y = array_of<decltype(type)>(out), bias = array_of<decltype(type)>(bias_in);
@@ -494,23 +463,7 @@ void add_bias(Context& c, const GemmShape& s, Out out, In bias_in) {
   });
 }
 
-void apply_function(Context& c, const GemmShape& s, Out out, const GemmEpilogue& e) {
-  const Activation& family = cpu_activation();
-  // Rows with gaps go one at a time.
-  const int64_t rows = s.ldc == s.n ? s.m : 1;
-  for (int64_t r = 0; r < s.m; r += rows) {
-    const Out y = from_element(out, r * s.ldc);
-    const Out auxiliary = e.auxiliary ? from_element(e.auxiliary, r * s.ldc) : Out{};
-    if (e.function == GemmEpilogue::Function::activation) {
-      if (auxiliary) std::memcpy(auxiliary.data, y.data, static_cast<size_t>(rows * s.n * size_of(y.dtype)));
-      family.forward(c, e.activation, false, y, {}, y, rows, s.n, {});
-    } else {
-      family.backward(c, e.activation, false, y, auxiliary, {}, y, rows, s.n);
-    }
-  }
-}
-
-void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, float beta, GemmEpilogue e) {
+void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, float beta, In bias) {
   if (s.m <= 0 || s.n <= 0) return;
   for (int64_t i = 0; i < s.batch; ++i) {
     const Out y = from_element(out, i * s.stride_c);
@@ -522,13 +475,7 @@ void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, fl
     } else {
       run_one(c, s, from_element(a, i * s.stride_a), from_element(b, i * s.stride_b), y, alpha, beta);
     }
-    if (e.bias) add_bias(c, s, y, e.bias);
-    if (e.function != GemmEpilogue::Function::none) {
-      GemmEpilogue own = e;
-      if (e.auxiliary) own.auxiliary = from_element(e.auxiliary, i * s.stride_c);
-      apply_function(c, s, y, own);
-    }
-    if (e.bias_gradient || e.amax) reduce_result(c, s, y, e);
+    if (bias) add_bias(c, s, y, bias);
   }
 }
 

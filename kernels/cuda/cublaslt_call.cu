@@ -48,11 +48,6 @@ class LtDescriptors {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, call.bias_type);
     }
-    if (p.auxiliary) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.auxiliary);
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, call.auxiliary_ld);
-      if (call.batch > 1) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, call.auxiliary_stride);
-    }
     if (call.has_scales) {
       set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.a_scale);
       set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.b_scale);
@@ -100,7 +95,6 @@ LtPointers stand_ins(const LtPointers& p) {
   result.a_scale = stand_in(p.a_scale);
   result.b_scale = stand_in(p.b_scale);
   result.bias = stand_in(p.bias);
-  result.auxiliary = stand_in(p.auxiliary);
   return result;
 }
 

@@ -28,7 +28,7 @@ struct LtMatrix {
   auto operator<=>(const LtMatrix&) const = default;
 };
 
-// D = alpha op(A) op(B) + beta D, and the epilogue: all on which the choice of an algorithm depends.
+// D = alpha op(A) op(B) + beta D, and the bias: all on which the choice of an algorithm depends.
 struct LtCall {
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   LtMatrix a, b, d;
@@ -40,17 +40,15 @@ struct LtCall {
   cublasLtPointerMode_t pointer_mode = CUBLASLT_POINTER_MODE_HOST;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   cudaDataType_t bias_type = CUDA_R_32F;
-  int64_t auxiliary_ld = 0, auxiliary_stride = 0;
   auto operator<=>(const LtCall&) const = default;
 };
 
-// The bias and the auxiliary matrix begin at multiples of 16 bytes.
+// The bias begins at a multiple of 16 bytes.
 struct LtPointers {
   const void *a = nullptr, *b = nullptr;
   void* d = nullptr;
   const void *a_scale = nullptr, *b_scale = nullptr;
   const void* bias = nullptr;
-  void* auxiliary = nullptr;
   // fp32 factors, in host or device memory according to LtCall::pointer_mode.
   const void *alpha = nullptr, *beta = nullptr;
   // cublaslt_workspace_bytes(), aligned to 256 bytes.

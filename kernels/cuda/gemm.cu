@@ -4,13 +4,11 @@
 //
 // Where the types or the shape do not fit:
 //   - C of a type that cuBLASLt does not offer for A and B: fp32 results in the workspace, some rows at a
-//     time, which the epilogue's pass converts
+//     time, which a pass over C converts
 //   - codes whose rows, columns or addresses are not aligned to 16 bytes, or for which cuBLASLt has no
 //     algorithm: tiles of our own (gemm_tiles.cu)
 //   - scales that the GPU's tensor cores do not apply: refused
-// cuBLASLt's own epilogues are used for the bias, and for GELU (tanh) and its derivative in 16 bits, whose
-// pre-activation it stores as we do. Its bias gradients overwrite, in the type of C, and its ReLU loses NaNs:
-// these and all others are one pass over C (gemm_epilogue.cu).
+// cuBLASLt adds the bias where its type and address fit, otherwise a pass over C does (gemm_passes.cu).
 #include <atomic>
 #include <bit>
 #include <optional>
@@ -78,17 +76,15 @@ bool has_result_type(const GemmTypes& t) {
 // ---- the workspace
 
 struct GemmMemory {
-  // Bytes: what cuBLASLt uses, then the partial sums of the epilogue; alpha and beta; rows of fp32 results.
+  // Bytes: what cuBLASLt uses; alpha and beta; rows of fp32 results.
   size_t shared = 0, scalars = 0, sums = 0;
   int64_t sum_rows = 0;
 
-  GemmMemory(const GemmShape& s, const GemmTypes& t, bool reduces) {
-    if (s.m <= 0 || s.n <= 0) return;
-    if (s.k > 0) shared = cublaslt_workspace_bytes();
-    if (reduces)
-      shared = std::max(shared, static_cast<size_t>(epilogue_partials(s.batch * s.m, s.n)) * sizeof(float));
-    if (s.k > 0 && t.a_scales == ScaleLayout::block_1x16) scalars = kAlignment;
-    if (s.k > 0 && !has_result_type(t)) {
+  GemmMemory(const GemmShape& s, const GemmTypes& t) {
+    if (s.m <= 0 || s.n <= 0 || s.k <= 0) return;
+    shared = cublaslt_workspace_bytes();
+    if (t.a_scales == ScaleLayout::block_1x16) scalars = kAlignment;
+    if (!has_result_type(t)) {
       const int64_t row = s.n * static_cast<int64_t>(sizeof(float));
       sum_rows = std::clamp<int64_t>(static_cast<int64_t>(sum_bytes()) / row, 1, s.m);
       sums = static_cast<size_t>(sum_rows * row);
@@ -216,43 +212,11 @@ bool fits_tensor_cores(const GemmShape& s, const Operand& a, const Operand& b, O
   return !is_block_128(a.layout) || (s.m % 8 == 0 && s.n % 8 == 0);
 }
 
-// ---- cuBLASLt's epilogues
-
-// Adds what cuBLASLt can do of the epilogue to the call, and returns the rest.
-GemmEpilogue fuse(const GemmShape& s, const Operand& a, Out out, const GemmEpilogue& e, GemmCall& g) {
-  using Function = GemmEpilogue::Function;
-  GemmEpilogue rest = e;
-  if (a.layout != ScaleLayout::none && a.layout != ScaleLayout::tensor) return rest;
-  // GEMMs of codes take a bias of 16 bits.
-  const DType bias_type =
-      a.layout == ScaleLayout::tensor && out.dtype == DType::f32 ? DType::bf16 : out.dtype;
-  const bool biased = e.bias && e.bias.dtype == bias_type && alignment_of(e.bias.data, 0) == 16;
-  if (e.bias && !biased) return rest;
-  const bool has_function = e.function != Function::none && e.activation == ActivationKind::gelu_tanh &&
-                            out.dtype != DType::f32 && a.layout == ScaleLayout::none;
-  const bool aux_fits = !e.auxiliary || (s.ldc % 8 == 0 && (s.batch == 1 || s.stride_c % 8 == 0) &&
-                                         alignment_of(e.auxiliary.data, 0) == 16);
-  const bool activates = has_function && aux_fits && e.function == Function::activation,
-             derives = has_function && aux_fits && e.function == Function::derivative && !biased;
-  if (biased) {
-    g.call.bias_type = lt_type(bias_type);
-    g.pointers.bias = e.bias.data;
-    rest.bias = {};
-  }
-  if (activates || derives) {
-    g.pointers.auxiliary = e.auxiliary.data;
-    if (e.auxiliary) g.call.auxiliary_ld = g.call.d.ld, g.call.auxiliary_stride = g.call.d.stride;
-    rest.function = Function::none;
-    rest.auxiliary = {};
-  }
-  if (derives)
-    g.call.epilogue = CUBLASLT_EPILOGUE_DGELU;
-  else if (activates)
-    g.call.epilogue = e.auxiliary ? (biased ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX)
-                                  : (biased ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU);
-  else if (biased)
-    g.call.epilogue = CUBLASLT_EPILOGUE_BIAS;
-  return rest;
+// Whether cuBLASLt adds this bias to C. GEMMs of codes take one of 16 bits, and none beside scales of blocks.
+bool adds_bias(const Operand& a, Out out, In bias) {
+  if (!bias || (a.layout != ScaleLayout::none && a.layout != ScaleLayout::tensor)) return false;
+  const DType type = a.layout == ScaleLayout::tensor && out.dtype == DType::f32 ? DType::bf16 : out.dtype;
+  return bias.dtype == type && alignment_of(bias.data, 0) == 16;
 }
 
 // ---- the GEMM
@@ -283,13 +247,13 @@ std::string call_text(const GemmShape& s, const GemmTypes& t) {
   return text;
 }
 
-// Enqueues the GEMM and returns the rest of the epilogue.
-GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out,
-                      Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory::Buffers& memory) {
+// Enqueues the GEMM, and returns the bias that it has not added.
+In multiply(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out, Scalars scalars,
+            In bias, const GemmMemory::Buffers& memory) {
   GemmCall g = gemm_call(s, a, b, out);
   if (g.call.has_scales && !fits_tensor_cores(s, a, b, out, g.call)) {
     run_tiles(c, s, a, b, out, scalars.alpha, scalars.beta);
-    return epilogue;
+    return bias;
   }
   g.pointers.workspace = memory.shared;
   g.pointers.alpha = &scalars.alpha;
@@ -300,65 +264,58 @@ GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Op
     g.pointers.alpha = memory.scalars;
     g.pointers.beta = memory.scalars + 1;
   }
-  GemmCall fused = g;
-  const GemmEpilogue rest = fuse(s, a, out, epilogue, fused);
-  if (enqueue(c, fused.call, fused.pointers)) return rest;
-  // cuBLASLt may have no algorithm with this epilogue; then the GEMM runs without it.
-  if (fused.call.epilogue != CUBLASLT_EPILOGUE_DEFAULT && enqueue(c, g.call, g.pointers)) return epilogue;
+  if (adds_bias(a, out, bias)) {
+    GemmCall biased = g;
+    biased.call.epilogue = CUBLASLT_EPILOGUE_BIAS;
+    biased.call.bias_type = lt_type(bias.dtype);
+    biased.pointers.bias = bias.data;
+    if (enqueue(c, biased.call, biased.pointers)) return {};
+    // cuBLASLt may have no algorithm that adds a bias.
+  }
+  if (enqueue(c, g.call, g.pointers)) return bias;
   if (g.call.has_scales)
     run_tiles(c, s, a, b, out, scalars.alpha, scalars.beta);
   else
     refuse(c, keep_text("cuBLASLt has no algorithm for " + call_text(s, types_of(a, b, out)) + ": " +
                         missing_algorithm()));
-  return epilogue;
+  return bias;
 }
 
 // GEMM whose C has a type that cuBLASLt does not store: computes fp32 results for some rows at a time.
 void multiply_and_convert(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out,
-                          Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory& sizes,
+                          Scalars scalars, In bias, const GemmMemory& sizes,
                           const GemmMemory::Buffers& memory) {
-  GemmEpilogue of_rows = epilogue;
-  of_rows.bias_gradient = of_rows.amax = nullptr;
   for (int64_t i = 0; i < s.batch; ++i)
     for (int64_t row = 0; row < s.m && !c.error->file; row += sizes.sum_rows) {
       GemmShape part = s;
       part.m = std::min(sizes.sum_rows, s.m - row);
       part.batch = 1;
       part.ldc = s.n;
-      const int64_t to = i * s.stride_c + row * s.ldc;
       multiply(c, part, from_element(a, i * s.stride_a + row * (s.trans_a ? 1 : s.lda)),
                from_element(b, i * s.stride_b), Out{memory.sums, DType::f32}, {scalars.alpha, 0}, {}, memory);
       part.ldc = s.ldc;
-      if (epilogue.auxiliary) of_rows.auxiliary = from_element(epilogue.auxiliary, to);
-      run_epilogue(c, part, from_element(out, to), {true, memory.sums, scalars.beta}, of_rows, nullptr);
+      finish_result(c, part, from_element(out, i * s.stride_c + row * s.ldc),
+                    {true, memory.sums, scalars.beta}, bias);
     }
 }
 
-WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float, float, bool reduces) {
-  return GemmMemory(s, types, reduces).need();
+WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float, float) {
+  return GemmMemory(s, types).need();
 }
 
-void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, float beta, GemmEpilogue e) {
+void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, float beta, In bias) {
   if (s.m <= 0 || s.n <= 0) return;
   const GemmTypes types = types_of(a, b, out);
   if (const char* reason = refusal(types, compute_capability())) return refuse(c, reason);
-  const bool reduces = e.bias_gradient || e.amax;
-  const GemmMemory sizes(s, types, reduces);
-  const WorkspaceSize need = sizes.need();
-  auto* const workspace = workspace_of<std::byte>(c, need);
-  if (!workspace && need.shared > 0) return;
+  if (s.k <= 0) return finish_result(c, s, out, {true, nullptr, beta}, bias);
+  const GemmMemory sizes(s, types);
+  auto* const workspace = workspace_of<std::byte>(c, sizes.need());
+  if (!workspace) return;
   const GemmMemory::Buffers memory = sizes.buffers_in(workspace);
-  auto* const partials = reinterpret_cast<float*>(memory.shared);
-  if (s.k <= 0) return run_epilogue(c, s, out, {true, nullptr, beta}, e, partials);
-  GemmEpilogue rest;
-  if (has_result_type(types)) {
-    rest = multiply(c, s, a, b, out, {alpha, beta}, e, memory);
-  } else {
-    multiply_and_convert(c, s, a, b, out, {alpha, beta}, e, sizes, memory);
-    rest.bias_gradient = e.bias_gradient;
-    rest.amax = e.amax;
-  }
-  if (!c.error->file) run_epilogue(c, s, out, {}, rest, partials);
+  if (!has_result_type(types))
+    return multiply_and_convert(c, s, a, b, out, {alpha, beta}, bias, sizes, memory);
+  const In rest = multiply(c, s, a, b, out, {alpha, beta}, bias, memory);
+  if (rest && !c.error->file) finish_result(c, s, out, {}, rest);
 }
 
 WorkspaceSize run_grouped_workspace(GemmShape, GemmGroups, int64_t, GemmTypes, float, float) {

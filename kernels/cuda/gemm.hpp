@@ -6,26 +6,23 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
-// ---- gemm_epilogue.cu
+// ---- gemm_passes.cu
 
-// Content of C before the epilogue: C as it is, or values + beta * C.
-struct EpilogueSource {
+// Content of C before the bias: C as it is, or values + beta * C.
+struct GemmResult {
   bool replaces = false;
   // fp32 [rows of C, n] without gaps; null: zeros.
   const float* values = nullptr;
   float beta = 0;
 };
-// Applies the epilogue to the C of all GEMMs of the batch in one pass. partials: fp32, as many as
-// epilogue_partials() of the rows of all batches, where the epilogue has a bias gradient or a maximum.
-void run_epilogue(Context& c, const GemmShape& s, Out out, const EpilogueSource& source,
-                  const GemmEpilogue& epilogue, float* partials);
-int64_t epilogue_partials(int64_t rows, int64_t cols);
+// Stores the result and the bias in the C of all GEMMs of the batch, in one pass.
+void finish_result(Context& c, const GemmShape& s, Out out, const GemmResult& result, In bias);
 // As Gemm::column_sum.
 void column_sum(Context& c, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                 bool accumulate);
 WorkspaceSize column_sum_workspace(int64_t rows, int64_t cols);
 
-// ---- gemm_tiles.cu: all types of Gemm::run and Gemm::run_grouped, without an epilogue but for the bias
+// ---- gemm_tiles.cu: all types of Gemm::run and Gemm::run_grouped
 
 void run_tiles(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out, float alpha,
                float beta);

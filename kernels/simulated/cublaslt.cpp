@@ -226,7 +226,7 @@ cublasStatus_t check_narrow(const Problem& p) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// ---- epilogues
+// ---- the bias
 
 cublasStatus_t check_bias(const Problem& p) {
   const cublasLtMatmulDescOpaque_t& o = p.operation;
@@ -237,37 +237,11 @@ cublasStatus_t check_bias(const Problem& p) {
     return unsupported(std::string("a bias of ") + text(given) + ": this GEMM takes " + text(wanted));
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t check_auxiliary(const Problem& p) {
-  const cublasLtMatmulDescOpaque_t& o = p.operation;
-  if (!o.auxiliary) return invalid("the epilogue has an auxiliary matrix, and there is none");
-  if (o.auxiliary_ld % 8 != 0 || o.auxiliary_ld < static_cast<int64_t>(p.m()))
-    return invalid("the leading dimension " + std::to_string(o.auxiliary_ld) +
-                   " of the auxiliary matrix is no multiple of 8 of at least its rows");
-  if (p.d.batch > 1 && o.auxiliary_stride % 8 != 0)
-    return invalid("the stride of the auxiliary matrices is no multiple of 8");
-  // A limit of this simulation, not of cuBLASLt.
-  if (o.auxiliary_ld != p.d.ld || (p.d.batch > 1 && o.auxiliary_stride != p.d.stride))
-    return unsupported("the auxiliary matrix does not lie as D does");
-  return CUBLAS_STATUS_SUCCESS;
-}
 cublasStatus_t check_epilogue(const Problem& p) {
-  const cublasLtEpilogue_t epilogue = p.operation.epilogue;
-  const bool biased = (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0, auxiliary = (epilogue & 128) != 0;
-  switch (epilogue) {
-    case CUBLASLT_EPILOGUE_DEFAULT:
-    case CUBLASLT_EPILOGUE_BIAS:
-    case CUBLASLT_EPILOGUE_GELU:
-    case CUBLASLT_EPILOGUE_GELU_AUX:
-    case CUBLASLT_EPILOGUE_GELU_BIAS:
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-    case CUBLASLT_EPILOGUE_DGELU:
-      break;
-    default:
-      return invalid("epilogue " + std::to_string(static_cast<uint32_t>(epilogue)) + " does not exist");
-  }
-  if (biased)
-    if (const cublasStatus_t status = check_bias(p); status != CUBLAS_STATUS_SUCCESS) return status;
-  return auxiliary ? check_auxiliary(p) : CUBLAS_STATUS_SUCCESS;
+  if (p.operation.epilogue == CUBLASLT_EPILOGUE_BIAS) return check_bias(p);
+  if (p.operation.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+  // A limit of this simulation, not of cuBLASLt.
+  return unsupported("epilogue " + std::to_string(static_cast<uint32_t>(p.operation.epilogue)));
 }
 
 cublasStatus_t check_problem(const Problem& p) {
@@ -286,10 +260,9 @@ uint64_t digest_of(const Problem& p) {
     digest ^= digest >> 29;
   };
   const cublasLtMatmulDescOpaque_t& o = p.operation;
-  for (const int64_t value :
-       {int64_t{o.compute}, int64_t{o.pointer_mode}, int64_t{o.trans_a}, int64_t{o.trans_b},
-        int64_t{o.epilogue}, int64_t{o.bias_type}, o.auxiliary_ld, o.auxiliary_stride,
-        int64_t{o.a_scale_mode}, int64_t{o.b_scale_mode}, int64_t{o.fast_accumulation}})
+  for (const int64_t value : {int64_t{o.compute}, int64_t{o.pointer_mode}, int64_t{o.trans_a},
+                              int64_t{o.trans_b}, int64_t{o.epilogue}, int64_t{o.bias_type},
+                              int64_t{o.a_scale_mode}, int64_t{o.b_scale_mode}, int64_t{o.fast_accumulation}})
     add(value);
   for (const auto* x : {&p.a, &p.b, &p.d}) {
     add(x->type), add(x->rows), add(x->cols), add(x->ld), add(x->batch), add(x->stride);
@@ -345,19 +318,10 @@ CodeOperand code_operand(const cublasLtMatrixLayoutOpaque_t& x, const void* code
   return result;
 }
 
-GemmEpilogue cpu_epilogue(const Problem& p) {
+In bias_of(const Problem& p) {
   const cublasLtMatmulDescOpaque_t& o = p.operation;
-  GemmEpilogue e;
-  e.activation = ActivationKind::gelu_tanh;
-  if ((o.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0)
-    e.bias = {o.bias,
-              o.bias_type < 0 ? dtype_of(p.d.type) : dtype_of(static_cast<cudaDataType_t>(o.bias_type))};
-  if ((o.epilogue & 128) != 0) e.auxiliary = {o.auxiliary, dtype_of(p.d.type)};
-  if (o.epilogue == CUBLASLT_EPILOGUE_DGELU)
-    e.function = GemmEpilogue::Function::derivative;
-  else if ((o.epilogue & CUBLASLT_EPILOGUE_GELU) != 0)
-    e.function = GemmEpilogue::Function::activation;
-  return e;
+  if (o.epilogue != CUBLASLT_EPILOGUE_BIAS) return {};
+  return {o.bias, dtype_of(o.bias_type < 0 ? p.d.type : static_cast<cudaDataType_t>(o.bias_type))};
 }
 
 // A GEMM and its arrays.
@@ -447,13 +411,13 @@ void multiply(const MatmulCall& x, Context& c) {
   const Gemm& gemm = *cpu_table().gemm;
   const WorkspaceSize need = gemm.run_workspace(
       s, {left.operand.dtype, right.operand.dtype, out.dtype, left.operand.layout, right.operand.layout},
-      alpha, beta, false);
+      alpha, beta);
   thread_local std::vector<std::byte> memory;
   memory.resize(std::max(memory.size(), need.total(c.pool->size()) + 64));
   std::byte* const first = memory.data() + -reinterpret_cast<uintptr_t>(memory.data()) % 64;
   KernelError error;
   const LaunchContext context{c.pool, nullptr, {first, memory.size() - 64}, &error};
-  gemm.run(context, s, left.operand, right.operand, out, alpha, beta, cpu_epilogue(p));
+  gemm.run(context, s, left.operand, right.operand, out, alpha, beta, bias_of(p));
   CAPSTAN_ASSERT(!error.file, "the CPU's GEMM refuses what cuBLASLt accepts");
 }
 
@@ -510,9 +474,6 @@ cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operation, cublasComp
                 .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
                 .bias = nullptr,
                 .bias_type = -1,
-                .auxiliary = nullptr,
-                .auxiliary_ld = 0,
-                .auxiliary_stride = 0,
                 .a_scale = nullptr,
                 .b_scale = nullptr,
                 .a_scale_mode = 0,
@@ -535,12 +496,6 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
       return take(operation->epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return take(operation->bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
-      return take(operation->auxiliary, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
-      return take(operation->auxiliary_ld, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE:
-      return take(operation->auxiliary_stride, value, bytes);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
       return take(operation->a_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
@@ -619,7 +574,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (const cublasStatus_t status = check_problem(problem); status != CUBLAS_STATUS_SUCCESS) return status;
   const WithoutAlgorithm missing = without_algorithm;
   if (missing == WithoutAlgorithm::everything ||
-      (missing == WithoutAlgorithm::epilogues && operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT))
+      (missing == WithoutAlgorithm::bias && operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT))
     return unsupported("the search has found none");
   const auto& alignment = preference->alignment;
   if (problem.is_scaled() && std::min({alignment[0], alignment[1], alignment[3]}) < 16)

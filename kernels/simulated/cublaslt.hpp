@@ -1,5 +1,5 @@
 // cuBLASLt for the host compiler: the names of cublasLt.h that the kernels use. It checks each call as
-// cuBLASLt documents its restrictions (types, scales, epilogues, leading dimensions, alignment, workspace),
+// cuBLASLt documents its restrictions (types, scales, the bias, leading dimensions, alignment, workspace),
 // and computes with the CPU's GEMM. A call that the library would not run returns the library's status, and
 // text_of() gives the reason. It is stricter than the library where that would silently give wrong results:
 //   - a matrix of codes needs a scale
@@ -43,11 +43,6 @@ enum cublasLtPointerMode_t : int32_t { CUBLASLT_POINTER_MODE_HOST = 0, CUBLASLT_
 enum cublasLtEpilogue_t : uint32_t {
   CUBLASLT_EPILOGUE_DEFAULT = 1,
   CUBLASLT_EPILOGUE_BIAS = 4,
-  CUBLASLT_EPILOGUE_GELU = 32,
-  CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
-  CUBLASLT_EPILOGUE_GELU_BIAS = 32 | 4,
-  CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
-  CUBLASLT_EPILOGUE_DGELU = 64 | 128,
 };
 enum cublasLtReductionScheme_t : uint32_t {
   CUBLASLT_REDUCTION_SCHEME_NONE = 0,
@@ -61,9 +56,6 @@ enum cublasLtMatmulDescAttributes_t : int32_t {
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
   CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
-  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE = 13,
   CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
   CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
   CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
@@ -94,8 +86,6 @@ struct cublasLtMatmulDescOpaque_t {
   const void* bias;
   // -1: the type of D.
   int32_t bias_type;
-  void* auxiliary;
-  int64_t auxiliary_ld, auxiliary_stride;
   const void *a_scale, *b_scale;
   int32_t a_scale_mode, b_scale_mode;
   int8_t fast_accumulation;
@@ -212,7 +202,7 @@ struct CublasLtCalls {
 CublasLtCalls cublaslt_calls();
 // What cuBLASLt has no algorithm for, although it documents no reason: nothing at first. It remains the
 // result of a search that was made meanwhile.
-enum class WithoutAlgorithm { nothing, epilogues, everything };
+enum class WithoutAlgorithm { nothing, bias, everything };
 void set_without_algorithm(WithoutAlgorithm what);
 
 }  // namespace capstan::kernels::simulated

@@ -12,9 +12,9 @@ const Table& simulated_table() {
 const Table& gpu_estimate_table() {
   static const Gemm gemm = [] {
     Gemm family = *simulated_table().gemm;
-    family.run_workspace = [](GemmShape shape, GemmTypes types, float alpha, float beta, bool reduces) {
+    family.run_workspace = [](GemmShape shape, GemmTypes types, float alpha, float beta) {
       const simulated::SizesOfGpu sizes;
-      return simulated_table().gemm->run_workspace(shape, types, alpha, beta, reduces);
+      return simulated_table().gemm->run_workspace(shape, types, alpha, beta);
     };
     return family;
   }();

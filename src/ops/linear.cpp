@@ -18,7 +18,7 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
     const auto b = tape.pin(bias);
     CAPSTAN_ASSERT(!bias || b->elements() == out, "linear: `" + bias->name() + "` is " + b->text() + " for " +
                                                       std::to_string(out) + " columns");
-    kept = w.multiply(x.value, y, trainable, {.bias = *b}, x.quantized.get());
+    kept = w.multiply(x.value, y, trainable, *b, x.quantized.get());
   }
   if (bias) record.parameters.push_back(bias);
   record.outputs = {y};

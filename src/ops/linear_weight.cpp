@@ -21,11 +21,11 @@ LinearWeight::LinearWeight(StepContext& context, const Parameter& weight, Weight
       outputs_(weight.shape()[0]),
       inputs_(weight.shape()[1]) {}
 
-GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps,
-                                   const GemmEpilogueTensors& epilogue, QuantizedInput* prepared) const {
+GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps, const Tensor& bias,
+                                   QuantizedInput* prepared) const {
   const bool forward = role_ == WeightRole::forward;
   if (!scaling_) {
-    matmul(Transpose::no, forward ? Transpose::yes : Transpose::no, x, pin_->values, y, 0, 1, epilogue);
+    matmul(Transpose::no, forward ? Transpose::yes : Transpose::no, x, pin_->values, y, 0, 1, bias);
     return keeps ? GemmOperand(x) : GemmOperand();
   }
   const bool columns = keeps && records_ && quantizes_weight_gradient(scaling_);
@@ -33,7 +33,7 @@ GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps,
   QuantizedMatrix quantized = forward ? quantize_input(*scaling_, x, prepared, request)
                                       : quantize(*scaling_, LayerTensor::output_gradient, x, request);
   // Gradients have a larger range than the values of the forward pass, and are added in fp32.
-  scaled_matmul(quantized.rows, *pin_, y, 0, epilogue,
+  scaled_matmul(quantized.rows, *pin_, y, 0, bias,
                 forward ? kernels::Accumulation::fast : kernels::Accumulation::fp32);
   if (columns) return std::move(quantized.columns);
   return keeps ? GemmOperand(x) : GemmOperand();

@@ -21,8 +21,8 @@ class LinearWeight {
   // x: rows of the layer's input (or of its output's gradient), y: of the result. With `keeps` returns x as
   // the weight gradient takes it, which is quantized in the same launch; x itself where the tape does not
   // record. `prepared`: see prepare_linear_input(); null where the rows are not all of the layer's input.
-  GemmOperand multiply(const Tensor& x, const Tensor& y, bool keeps = false,
-                       const GemmEpilogueTensors& epilogue = {}, QuantizedInput* prepared = nullptr) const;
+  GemmOperand multiply(const Tensor& x, const Tensor& y, bool keeps = false, const Tensor& bias = {},
+                       QuantizedInput* prepared = nullptr) const;
 
  private:
   LinearWeight(StepContext& context, const Parameter& weight, WeightRole role, bool records);

@@ -17,18 +17,17 @@ void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& 
 }
 
 void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
-                 float alpha, float beta, const GemmEpilogueTensors& epilogue) {
+                 float alpha, float beta, const Tensor& bias) {
   const kernels::Gemm& gemm = *c.device().table().gemm;
   const kernels::GemmTypes types{a.values.dtype(), b.values.dtype(), c.dtype(), a.layout, b.layout};
-  const bool reduces = epilogue.bias_gradient.defined() || epilogue.amax.defined();
-  launch(c.device(), gemm.run_workspace(shape, types, alpha, beta, reduces), gemm.run, shape, a, b, c, alpha,
-         beta, epilogue);
+  launch(c.device(), gemm.run_workspace(shape, types, alpha, beta), gemm.run, shape, a, b, c, alpha, beta,
+         bias);
 }
 
 }  // namespace
 
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta, float alpha, const GemmEpilogueTensors& epilogue) {
+            float beta, float alpha, const Tensor& bias) {
   const bool ta = trans_a == Transpose::yes, tb = trans_b == Transpose::yes;
   check(has_rows(a) && has_rows(b) && has_rows(c), a, b, c);
   kernels::GemmShape shape{ta, tb};
@@ -41,11 +40,11 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
   shape.lda = a.stride(0);
   shape.ldb = b.stride(0);
   shape.ldc = c.stride(0);
-  launch_gemm(shape, a, b, c, alpha, beta, epilogue);
+  launch_gemm(shape, a, b, c, alpha, beta, bias);
 }
 
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta,
-                   const GemmEpilogueTensors& epilogue, kernels::Accumulation accumulation) {
+                   const Tensor& bias, kernels::Accumulation accumulation) {
   check(a.has_scales() && b.has_scales() && a.k == b.k && a.values.is_contiguous() &&
             b.values.is_contiguous() && has_rows(c) && c.size(0) == a.values.size(0) &&
             c.size(1) == b.values.size(0),
@@ -54,7 +53,7 @@ void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, 
   shape.lda = shape.ldb = a.k;
   shape.ldc = c.stride(0);
   shape.accumulation = accumulation;
-  launch_gemm(shape, a, b, c, 1, beta, epilogue);
+  launch_gemm(shape, a, b, c, 1, beta, bias);
 }
 
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {

@@ -11,14 +11,13 @@ namespace capstan::ops {
 enum class Transpose : uint8_t { no, yes };
 
 // c[m, n] = alpha op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or
-// of columns); a and b in fp32, bf16 or fp16 alike, c in any of them. Then the epilogue
-// (kernels::GemmEpilogue).
+// of columns); a and b in fp32, bf16 or fp16 alike, c in any of them. Adds the bias [n]
+// where it is defined.
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta = 0, float alpha = 1, const GemmEpilogueTensors& epilogue = {});
-// c[m, n] = a[m, k] b[n, k]^T + beta c of matrices with scales.
+            float beta = 0, float alpha = 1, const Tensor& bias = {});
+// c[m, n] = a[m, k] b[n, k]^T + beta c + bias of matrices with scales.
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta = 0,
-                   const GemmEpilogueTensors& epilogue = {},
-                   kernels::Accumulation accumulation = kernels::Accumulation::fp32);
+                   const Tensor& bias = {}, kernels::Accumulation accumulation = kernels::Accumulation::fp32);
 
 // 2 m n k FLOPs and the bytes of three matrices.
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);

@@ -255,14 +255,12 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     const auto b = tape.pin(bias);
     CAPSTAN_ASSERT(!bias || b->elements() == w.outputs(),
                    "column_linear: `" + bias->name() + "` is " + b->text());
-    const GemmEpilogueTensors epilogue{.bias = *b};
     if (parallel.shards_rows()) {
-      y = gemm_of_gathered(
-          tape.context(), x.value, w.outputs(), parallel, "input of " + weight.name(),
-          [&](const Tensor& from, const Tensor& to) { w.multiply(from, to, false, epilogue); });
+      y = gemm_of_gathered(tape.context(), x.value, w.outputs(), parallel, "input of " + weight.name(),
+                           [&](const Tensor& from, const Tensor& to) { w.multiply(from, to, false, *b); });
     } else {
       y = Tensor::empty(tape.device(), {rows, w.outputs()}, x.dtype());
-      kept = w.multiply(x.value, y, trainable, epilogue, x.quantized.get());
+      kept = w.multiply(x.value, y, trainable, *b, x.quantized.get());
     }
   }
   const int64_t out = y.size(1), in = x.size(1);

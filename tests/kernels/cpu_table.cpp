@@ -26,6 +26,9 @@ bool rounds_attention_weights() {
 size_t workspace_bytes() {
   return size_t{8} << 20;
 }
+bool reads_heap_alone() {
+  return false;
+}
 void prepare_launch(int) {}
 
 }  // namespace capstan::testing

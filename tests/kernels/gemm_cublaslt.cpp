@@ -1,4 +1,4 @@
-// GEMMs of the CUDA backend on simulated GPUs: codes with scales, epilogues that cuBLASLt has, algorithms
+// GEMMs of the CUDA backend on simulated GPUs: codes with scales, the bias that cuBLASLt adds, algorithms
 // that are found once, and refusals by name. The simulated cuBLASLt itself: cublaslt_misuse.cpp.
 #include "base/checked.hpp"
 #include "kernels/block_scales.hpp"
@@ -10,7 +10,6 @@
 using namespace capstan;
 using namespace capstan::testing;
 using kernels::BlockScales;
-using kernels::GemmEpilogue;
 using kernels::GemmGroups;
 using kernels::GemmShape;
 using kernels::ScaleLayout;
@@ -127,8 +126,7 @@ void check_scaled(const ScaledCase& scaled, int64_t m, int64_t n, int64_t k, DTy
   const Codes a(scaled.a, scaled.a_scales, m, k, 1, shift), b(scaled.b, scaled.b_scales, n, k, 2);
   const Array c(out, random_values(m * n, 3)), bias(DType::bf16, random_values(n, 4));
   const auto y = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& result) {
-    testing::table().gemm->run(context, s, a.operand(), b.operand(), result[0].out(), 0.5f, beta,
-                               {.bias = bias});
+    testing::table().gemm->run(context, s, a.operand(), b.operand(), result[0].out(), 0.5f, beta, bias);
   });
   const double wide_beta = static_cast<double>(beta);
   Vec<double> expected = reference::gemm<double>(s, a.values(), b.values(), c.rounded(), 0.5, wide_beta);
@@ -253,54 +251,35 @@ TEST_CASE("operands that a GPU's tensor cores do not multiply are refused by nam
   contains(refusal_of({DType::f4e2m1x2, e4m3, tensor, tensor, 0}, 100), "codes of 4 bits");
 }
 
-TEST_CASE("cuBLASLt's epilogues: the bias, GELU and its derivative in 16 bits") {
+TEST_CASE("cuBLASLt adds a bias of its type that begins at 16 bytes, a pass adds others") {
   const auto last = [] { return kernels::simulated::cublaslt_calls().epilogue; };
-  const auto run = [](const GemmShape& s, DType type, const GemmEpilogue& e) {
-    const Array a(type, random_values(s.m * s.k, 1)), b(type, random_values(s.k * s.n, 2));
-    const Array c = Array::zeros(type, s.m * s.ldc);
-    return run_kernel({c}, [&](kernels::Context& context, Vec<Array>& y) {
-      testing::table().gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 1, 0, e);
-    })[0];
-  };
   GemmShape s{.m = 9, .n = 40, .k = 16};
   s.lda = s.k, s.ldb = s.n, s.ldc = s.n;
   using namespace kernels::simulated;
-  for (const DType type : {DType::bf16, DType::f16}) {
+  for (const DType type : kTypes) {
+    const Array a(type, random_values(s.m * s.k, 1)), b(type, random_values(s.k * s.n, 2)),
+        c = Array::zeros(type, s.m * s.n);
+    const auto run = [&](kernels::In bias) {
+      return run_kernel({c}, [&](kernels::Context& context, Vec<Array>& y) {
+        testing::table().gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 1, 0, bias);
+      })[0];
+    };
     const Array bias(type, random_values(s.n, 3));
-    Array aux = Array::zeros(type, s.m * s.ldc), aux_of_own = aux;
-    const auto gelu = kernels::ActivationKind::gelu_tanh;
-    const auto activation = GemmEpilogue::Function::activation,
-               derivative = GemmEpilogue::Function::derivative;
-    const Array fused =
-        run(s, type, {.bias = bias, .function = activation, .activation = gelu, .auxiliary = aux.out()});
-    CHECK(last() == CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
-    // The same by the pass over C: an auxiliary matrix that does not begin at 16 bytes.
-    Array shifted = Array::zeros(type, s.m * s.ldc + 1);
-    const kernels::Out odd{shifted.out().as<std::byte>() + 2, type};
-    const Array passed =
-        run(s, type, {.bias = bias, .function = activation, .activation = gelu, .auxiliary = odd});
+    const Array by_library = run(bias);
     CHECK(last() == CUBLASLT_EPILOGUE_BIAS);
-    CHECK(error(passed.rounded(), fused.rounded()) < tolerance(type));
-    const Array slope = run(s, type, {.function = derivative, .activation = gelu, .auxiliary = aux.out()});
-    CHECK(last() == CUBLASLT_EPILOGUE_DGELU);
-    const Array slope_passed = run(s, type, {.function = derivative, .activation = gelu, .auxiliary = odd});
+    // The same values at another address.
+    const int64_t size = size_of(type);
+    Vec<std::byte> shifted(static_cast<size_t>((s.n + 1) * size));
+    std::memcpy(shifted.data() + size, kernels::In(bias).data, static_cast<size_t>(s.n * size));
+    const Array by_pass = run({shifted.data() + size, type});
     CHECK(last() == CUBLASLT_EPILOGUE_DEFAULT);
-    CHECK(error(slope_passed.rounded(), slope.rounded()) < tolerance(type));
-    run(s, type, {.function = activation, .activation = gelu});
-    CHECK(last() == CUBLASLT_EPILOGUE_GELU);
-    run(s, type, {.bias = bias, .function = activation, .activation = kernels::ActivationKind::silu});
-    CHECK(last() == CUBLASLT_EPILOGUE_BIAS);
+    CHECK(error(by_pass.rounded(), by_library.rounded()) < tolerance(type));
+    run(Array(type == DType::bf16 ? DType::f32 : DType::bf16, random_values(s.n, 3)));
+    CHECK(last() == CUBLASLT_EPILOGUE_DEFAULT);
   }
-  // The hardware's tanh is too coarse for fp32; a bias of another type is added by the pass.
-  run(s, DType::f32,
-      {.function = GemmEpilogue::Function::activation, .activation = kernels::ActivationKind::gelu_tanh});
-  CHECK(last() == CUBLASLT_EPILOGUE_DEFAULT);
-  const Array other(DType::bf16, random_values(s.n, 3));
-  run(s, DType::f32, {.bias = other});
-  CHECK(last() == CUBLASLT_EPILOGUE_DEFAULT);
 }
 
-TEST_CASE("where cuBLASLt has no algorithm: without the epilogue, on tiles, or refused by name") {
+TEST_CASE("where cuBLASLt has no algorithm: without the bias, on tiles, or refused by name") {
   using namespace kernels::simulated;
   struct Without {
     explicit Without(WithoutAlgorithm what) { set_without_algorithm(what); }
@@ -314,11 +293,11 @@ TEST_CASE("where cuBLASLt has no algorithm: without the epilogue, on tiles, or r
       bias(DType::bf16, random_values(s.n, 3));
   const auto run_on = [&](const kernels::Table& device) {
     return run_kernel({Array::zeros(DType::bf16, s.m * s.n)}, [&](kernels::Context& context, Vec<Array>& y) {
-      device.gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 1, 0, {.bias = bias});
+      device.gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 1, 0, bias);
     })[0];
   };
   {
-    const Without without(WithoutAlgorithm::epilogues);
+    const Without without(WithoutAlgorithm::bias);
     CHECK(error(run_on(testing::table()).rounded(), run_on(kernels::cpu_table()).rounded()) < 1e-2);
     CHECK(cublaslt_calls().epilogue == CUBLASLT_EPILOGUE_DEFAULT);
   }
@@ -357,35 +336,23 @@ TEST_CASE("results of a type that cuBLASLt does not offer are converted some row
         before + 2 * static_cast<int64_t>(test::kSanitized ? 1 : std::size(kTestLaunches)));
 }
 
-TEST_CASE("results of every type have the epilogue of the CPU's kernels, batches too") {
-  using Function = GemmEpilogue::Function;
+TEST_CASE("results of every type, of batches and with a bias, are those of the CPU's kernels") {
   GemmShape s{.trans_a = true, .m = 37, .n = 71, .k = 19, .batch = 2};
   s.lda = s.m, s.ldb = s.n, s.ldc = s.n + 2;
   s.stride_a = s.m * s.k, s.stride_c = s.m * s.ldc;
   for (const DType in : kTypes)
-    for (const DType out : kTypes)
-      for (const Function function : {Function::activation, Function::derivative}) {
-        INFO(text(in), " -> ", text(out));
-        const Array a(in, random_values(s.batch * s.stride_a, 1)), b(in, random_values(s.n * s.k, 2)),
-            bias(DType::bf16, random_values(s.n, 3));
-        const Vec<Array> start{Array(out, random_values(s.batch * s.stride_c, 4)),
-                               Array(out, random_values(s.batch * s.stride_c, 5)),
-                               Array(DType::f32, random_values(s.n, 6)), Array::zeros(DType::f32, 1)};
-        const auto run_on = [&](const kernels::Table& device) {
-          return run_kernel(start, [&](kernels::Context& context, Vec<Array>& y) {
-            device.gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 0.5f, 1.0f,
-                             {.bias = bias,
-                              .function = function,
-                              .activation = kernels::ActivationKind::gelu,
-                              .auxiliary = y[1].out(),
-                              .bias_gradient = y[2].f32(),
-                              .amax = y[3].f32()});
-          });
-        };
-        const Vec<Array> y = run_on(testing::table()), expected = run_on(kernels::cpu_table());
-        for (size_t i = 0; i < y.size(); ++i)
-          CHECK(error(y[i].rounded(), expected[i].rounded()) < tolerance(out));
-      }
+    for (const DType out : kTypes) {
+      INFO(text(in), " -> ", text(out));
+      const Array a(in, random_values(s.batch * s.stride_a, 1)), b(in, random_values(s.n * s.k, 2)),
+          bias(DType::bf16, random_values(s.n, 3)), c(out, random_values(s.batch * s.stride_c, 4));
+      const auto run_on = [&](const kernels::Table& device) {
+        return run_kernel({c}, [&](kernels::Context& context, Vec<Array>& y) {
+          device.gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 0.5f, 1.0f, bias);
+        })[0];
+      };
+      CHECK(error(run_on(testing::table()).rounded(), run_on(kernels::cpu_table()).rounded()) <
+            tolerance(out));
+    }
 }
 
 TEST_CASE("fast accumulation is a choice of GEMMs of FP8 with scales of tensors") {

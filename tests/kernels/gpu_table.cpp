@@ -131,6 +131,9 @@ bool rounds_attention_weights() {
 size_t workspace_bytes() {
   return size_t{64} << 20;
 }
+bool reads_heap_alone() {
+  return true;
+}
 void prepare_launch(int) {}
 
 }  // namespace capstan::testing

@@ -26,6 +26,9 @@ bool rounds_attention_weights() {
 size_t workspace_bytes() {
   return size_t{are_simulated() ? 8u : 64u} << 20;
 }
+bool reads_heap_alone() {
+  return false;
+}
 void prepare_launch(int number) {
   using kernels::simulated::Order;
   const Order orders[] = {{Order::Kind::forward, 0},

@@ -39,6 +39,8 @@ std::optional<uint64_t> third_of_cases();
 bool rounds_attention_weights();
 // More than any launch of a test needs.
 size_t workspace_bytes();
+// Whether kernels cannot access other memory of the process than its heap and the stack of the tests.
+bool reads_heap_alone();
 // Before each launch of run_kernel(), `number` from 0: on a simulated device another order of threads.
 void prepare_launch(int number);
 
@@ -193,7 +195,7 @@ class Launch {
     std::vector<WorkspaceMemory>& kept = kept_memory(contents);
     const auto found =
         std::ranges::find_if(kept, [&](const auto& memory) { return memory.bytes() >= bytes; });
-    if (found == kept.end()) return {bytes, static_cast<unsigned char>(contents)};
+    if (found == kept.end()) return {bytes, static_cast<unsigned char>(contents), reads_heap_alone()};
     std::swap(*found, kept.back());
     WorkspaceMemory memory = std::move(kept.back());
     kept.pop_back();

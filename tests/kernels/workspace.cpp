@@ -44,7 +44,7 @@ void add_gemms(std::vector<Case>& cases) {
             if (test::kSanitized && (in != out || alpha != 1)) continue;
             kernels::GemmShape s{(t & 1) != 0, (t & 2) != 0, m, n, k};
             s.lda = s.trans_a ? m : k, s.ldb = s.trans_b ? k : n, s.ldc = n;
-            const WorkspaceSize need = gemm.run_workspace(s, {in, in, out}, alpha, 1.0f, false);
+            const WorkspaceSize need = gemm.run_workspace(s, {in, in, out}, alpha, 1.0f);
             if (need.total(1) == 0) continue;
             cases.push_back({"gemm",
                              need,

@@ -258,67 +258,6 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
   }
 }
 
-TEST_CASE_TEMPLATE("GEMMs with scales have the epilogues of others", D, EVERY_DEVICE) {
-  const auto device = D::make(2);
-  uint32_t seed = 1;
-  const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
-  const auto derivative = [](double x) {
-    const double s = 1 / (1 + std::exp(-x));
-    return s * (1 + x * (1 - s));
-  };
-  for (const ScalingRecipe recipe : kRecipes)
-    for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 3, 5}, {37, 65, 131}}) {
-      INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
-      if (!test::multiplies<D>(name_of(recipe))) continue;
-      const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
-      const LowPrecision format = format_of(recipe, false);
-      const Tensor ones = Tensor::from_host<float>(*device, {3, 2}, std::vector<float>(6, 1.0f));
-      const LayerScaling scaling{&format, ones, {}};
-      const auto x = ops::quantize(scaling, LayerTensor::input, on(*device, random_matrix(m, k, seed++, 1)),
-                                   {.rows = true});
-      const auto w = ops::quantize(scaling, LayerTensor::output_gradient,
-                                   on(*device, random_matrix(k, n, seed++, 1)), {.columns = true});
-      const Matrix shift = random_matrix(1, n, seed++, 1),
-                   product = decoded(x.rows).times(decoded(w.columns));
-      const auto empty = [&] { return Tensor::zeros(*device, {m, n}); };
-      const auto largest_in = [](const Matrix& y) {
-        double largest = 0;
-        for (const double v : y.values) largest = std::max(largest, std::abs(v));
-        return static_cast<float>(largest);
-      };
-      // The bias, the activation, what went into it, and the maximum.
-      const Tensor y = empty(), before = empty(), amax = Tensor::zeros(*device, {1});
-      ops::scaled_matmul(x.rows, w.columns, y, 0,
-                         {.bias = on(*device, shift),
-                          .function = kernels::GemmEpilogue::Function::activation,
-                          .activation = kernels::ActivationKind::silu,
-                          .auxiliary = before,
-                          .amax = amax});
-      Matrix biased = product, active = product;
-      for (size_t i = 0; i < product.values.size(); ++i) {
-        biased.values[i] += shift.values[i % static_cast<size_t>(n)];
-        active.values[i] = silu(biased.values[i]);
-      }
-      CHECK(error(from(before), biased) < 1e-5);
-      CHECK(error(from(y), active) < 1e-5);
-      CHECK(amax.to_host<float>()[0] == largest_in(from(y)));
-      // The derivative at that point, and the bias gradient.
-      const Tensor dx = empty(), sums = Tensor::zeros(*device, {n});
-      ops::scaled_matmul(x.rows, w.columns, dx, 0,
-                         {.function = kernels::GemmEpilogue::Function::derivative,
-                          .activation = kernels::ActivationKind::silu,
-                          .auxiliary = before,
-                          .bias_gradient = sums});
-      Matrix expected = product, columns{1, n, std::vector<double>(static_cast<size_t>(n))};
-      for (size_t i = 0; i < product.values.size(); ++i) {
-        expected.values[i] *= derivative(biased.values[i]);
-        columns.values[i % static_cast<size_t>(n)] += expected.values[i];
-      }
-      CHECK(error(from(dx), expected) < 1e-5);
-      CHECK(error(from(sums.view({1, n})), columns) < 1e-4);
-    }
-}
-
 TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
   const auto device = D::make(2);
   for (const ScalingRecipe recipe : kRecipes)

@@ -128,7 +128,7 @@ TEST_CASE("without a backend, estimates of a GPU have the workspaces of its kern
   CHECK(table.optimizers == simulated.optimizers);
   const kernels::GemmShape shape{false, false, 64, 48, 32, 32, 48, 48};
   const auto bytes = [&](const kernels::Table& of, DType c) {
-    return of.gemm->run_workspace(shape, {DType::bf16, DType::bf16, c}, 1, 0, false).total(0);
+    return of.gemm->run_workspace(shape, {DType::bf16, DType::bf16, c}, 1, 0).total(0);
   };
   CHECK(bytes(table, DType::f32) == (size_t{32} << 20) + 256);
   // fp32 rows, which become fp16.

@@ -43,9 +43,9 @@ int64_t gemms = 0;
 kernels::Gemm slab_gemm() {
   kernels::Gemm family = *kernels::cpu_table().gemm;
   family.run = [](kernels::Context& c, kernels::GemmShape shape, kernels::Operand a, kernels::Operand b,
-                  kernels::Out out, float alpha, float beta, kernels::GemmEpilogue epilogue) {
+                  kernels::Out out, float alpha, float beta, kernels::In bias) {
     ++gemms;
-    kernels::cpu_table().gemm->run(c, shape, a, b, out, alpha, beta, epilogue);
+    kernels::cpu_table().gemm->run(c, shape, a, b, out, alpha, beta, bias);
   };
   return family;
 }
