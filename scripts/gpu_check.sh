@@ -36,7 +36,7 @@ cd "$(dirname "$script")/.." || exit 1
 
 all=(build training recipes bench tests ranks memcheck racecheck synccheck)
 # What a stage leaves over goes to those after it: tests are the last that need much.
-declare -A weight=([build]=600 [training]=50 [recipes]=190 [bench]=130 [tests]=180 [ranks]=100 [memcheck]=20
+declare -A weight=([build]=600 [training]=50 [recipes]=240 [bench]=130 [tests]=180 [ranks]=100 [memcheck]=20
   [racecheck]=10 [synccheck]=10)
 out=build/gpu-check archive='' arch='' cudnn='' inside='' seconds='' packed='' stages=()
 limit=570 part_limit=540 # seconds of a stage, and of a test or run in it, at most
