@@ -48,18 +48,19 @@ library_directories() {
   done < <(libraries_of build/cuda/libcapstan_cuda.so) | sort -u
 }
 
-# What device.run of a machine that is lent takes: archive and the files of the repository together.
+# A machine that is lent may take the archive and the files of the repository up to a size only.
 check_size() { # FILE
   local most=$((64 << 20)) archive tree
   archive=$(stat -c %s "$1")
-  tree=$(git ls-files -z --cached --others --exclude-standard | du --files0-from=- -bc 2>/dev/null |
-    tail -n 1 | cut -f 1)
+  # du fails where a file of the repository was removed.
+  tree=$(git ls-files -z --cached --others --exclude-standard |
+    { du --files0-from=- -bc 2>/dev/null || true; } | tail -n 1 | cut -f 1)
   echo "gpu_package.sh: $1: $(mib "$archive") MiB, with the files of the repository" \
     "$(mib $((archive + tree))) MiB"
   [ $((archive + tree)) -gt "$most" ] || return 0
   echo "gpu_package.sh: warning: above 64 MiB, which some machines do not take: --leave-out N." \
     "The largest test programs (MiB, not compressed):" >&2
-  (cd "$copy/tree/build/cuda" && stat -c '%s %n' test_*) | sort -rn | head -n 8 |
+  (cd "$copy/tree/build/cuda" && stat -c '%s %n' test_*) | sort -rn | awk 'NR <= 8' |
     while read -r bytes name; do echo "  $(mib "$bytes") $name" >&2; done
 }
 mib() { awk -v bytes="$1" 'BEGIN { printf "%.1f", bytes / 1048576 }'; }
