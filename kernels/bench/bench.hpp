@@ -44,6 +44,8 @@ struct KernelRate {
   // GFLOP/s or GB/s.
   double rate = 0;
   double fraction_of_peak = 0;
+  // Why it could not be measured.
+  std::string error = {};
 };
 // The measurements of measure_kernels(), and the peaks that they are compared with.
 struct KernelBenchOptions {
@@ -58,6 +60,9 @@ struct KernelBenchOptions {
   bool large_model = false;
   // Selects kernels by their names.
   std::function<bool(std::string_view)> wanted = [](std::string_view) { return true; };
+  // Gets each row once it is measured. Where it is given, a kernel that fails is a row with its error, and
+  // the others are measured.
+  std::function<void(const KernelRate&)> report = {};
 };
 // The shapes of Llama 3 8B at 1 x 8192 tokens.
 inline constexpr const char* kLargeModel = "llama3-8b";

@@ -1,6 +1,9 @@
 #include "kernels/bench/kernel_bench.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <memory>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "tensor/launch.hpp"
@@ -31,14 +34,21 @@ double shortest_seconds(Device& device, double seconds, const std::function<void
 
 Tensor noise(Device& device, int64_t n, DType dtype) {
   if (device.is_meta()) return Tensor::empty(device, {n}, dtype);
-  std::vector<float> values(static_cast<size_t>(n));
+  // A thread of the host makes the values: arrays of GiB would take it longer than their kernel is measured.
+  const int64_t period = std::min(n, int64_t{4} << 20);
+  std::vector<float> values(static_cast<size_t>(period));
   uint32_t state = 1;
   for (float& v : values) v = static_cast<float>(static_cast<int32_t>(next_random(state))) * 0x1p-31f;
-  Tensor wide = Tensor::from_host<float>(device, {n}, values);
-  if (dtype == DType::f32) return wide;
-  Tensor narrow = Tensor::empty(device, {n}, dtype);
-  launch(device, device.table().elementwise->cast, wide, narrow, n);
-  return narrow;
+  Tensor made = Tensor::from_host<float>(device, {period}, values);
+  if (dtype != DType::f32) {
+    const Tensor wide = std::exchange(made, Tensor::empty(device, {period}, dtype));
+    launch(device, device.table().elementwise->cast, wide, made, period);
+  }
+  if (n == period) return made;
+  Tensor all = Tensor::empty(device, {n}, dtype);
+  for (int64_t begin = 0; begin < all.bytes(); begin += made.bytes())
+    device.copy(all.address() + begin, made.address(), std::min(made.bytes(), all.bytes() - begin));
+  return all;
 }
 
 void KernelBench::run() {
@@ -63,21 +73,46 @@ void KernelBench::run() {
 void KernelBench::run_wanted(const Topic& topic) {
   if (device_.is_meta()) return topic(*this);
   const std::unique_ptr<Device> without_memory = make_meta_device(device_.table());
-  KernelBench names(*without_memory, options_);
+  KernelBenchOptions unreported = options_;
+  unreported.report = nullptr;
+  KernelBench names(*without_memory, unreported);
   topic(names);
-  if (!names.rates_.empty()) topic(*this);
+  if (names.rates_.empty()) return;
+  try {
+    topic(*this);
+  } catch (const std::exception& error) {
+    // Of the arrays: no kernel of the topic that is left can be measured.
+    if (!options_.report) throw;
+    for (const KernelRate& kernel : names.rates_)
+      if (std::ranges::none_of(rates_, [&](const KernelRate& row) { return row.name == kernel.name; }))
+        add({.name = kernel.name, .peak = kernel.peak, .error = error.what()});
+  }
+}
+
+void KernelBench::add(KernelRate kernel) {
+  if (options_.report) options_.report(kernel);
+  rates_.push_back(std::move(kernel));
+}
+
+void KernelBench::measure(KernelRate kernel, double work, double peak_rate,
+                          const std::function<void()>& run) {
+  if (!options_.wanted(kernel.name)) return;
+  try {
+    kernel.rate = work / shortest_seconds(device_, options_.seconds, run) * 1e-9;
+    kernel.fraction_of_peak = kernel.rate / peak_rate;
+  } catch (const std::exception& error) {
+    if (!options_.report) throw;
+    kernel.error = error.what();
+  }
+  add(std::move(kernel));
 }
 
 void KernelBench::bound_by_memory(std::string name, int64_t bytes, const std::function<void()>& run) {
-  if (!options_.wanted(name)) return;
-  const double rate = static_cast<double>(bytes) / shortest_seconds(device_, options_.seconds, run) * 1e-9;
-  rates_.push_back({std::move(name), Peak::copy, rate, rate / options_.copy_gbps});
+  measure({std::move(name), Peak::copy}, static_cast<double>(bytes), options_.copy_gbps, run);
 }
 
 void KernelBench::bound_by_gemms(std::string name, double flops, const std::function<void()>& run) {
-  if (!options_.wanted(name)) return;
-  const double rate = flops / shortest_seconds(device_, options_.seconds, run) * 1e-9;
-  rates_.push_back({std::move(name), Peak::gemm, rate, rate / options_.gemm_gflops});
+  measure({std::move(name), Peak::gemm}, flops, options_.gemm_gflops, run);
 }
 
 GemmOperand KernelBench::empty_operand(const QuantizeFormat& format, int64_t rows, int64_t cols) const {

@@ -21,7 +21,7 @@ double shortest_seconds(Device& device, double seconds, const std::function<void
 inline uint32_t next_random(uint32_t& state) {
   return state = state * 1664525u + 1013904223u;
 }
-// Values in [-1, 1): never measure on zeros, some machines are faster on them.
+// Values in [-1, 1), again and again the same 4 Mi: never measure on zeros, some machines are faster on them.
 Tensor noise(Device& device, int64_t n, DType dtype = DType::f32);
 
 struct BenchModel {
@@ -50,6 +50,9 @@ class KernelBench {
   using Topic = std::function<void(KernelBench&)>;
   // Makes the arrays of a topic only if one of its kernels is wanted.
   void run_wanted(const Topic& topic);
+  // The rate of `work` (FLOPs or bytes) in the time of `run`.
+  void measure(KernelRate kernel, double work, double peak_rate, const std::function<void()>& run);
+  void add(KernelRate kernel);
   void bound_by_memory(std::string name, int64_t bytes, const std::function<void()>& run);
   void bound_by_gemms(std::string name, double flops, const std::function<void()>& run);
 

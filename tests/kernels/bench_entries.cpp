@@ -1,12 +1,14 @@
 // Every kernel has an entry in kernels/bench.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <type_traits>
 #include <unordered_set>
 #include <utility>
 
+#include "base/error.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/each_family.hpp"
 
@@ -24,6 +26,7 @@ class LaunchListDevice final : public Device {
   DeviceType type() const override { return DeviceType::meta; }
   LaunchMode launch_mode(const void* kernel) const override {
     launched.insert(kernel);
+    if (kernel == failing) fail(ErrorCode::failed, "a planned error");
     return LaunchMode::none;
   }
   void synchronize() override {}
@@ -34,6 +37,7 @@ class LaunchListDevice final : public Device {
   void copy_to_host(void*, const std::byte*, int64_t) override {}
 
   mutable std::unordered_set<const void*> launched;
+  const void* failing = nullptr;
 
  protected:
   int workers() const override { return 1; }
@@ -73,6 +77,22 @@ auto find_kernels() {
 }
 
 }  // namespace
+
+TEST_CASE("a kernel that fails is a row with its error, and the others are measured") {
+  LaunchListDevice device;
+  device.failing = reinterpret_cast<const void*>(device.table().norm->forward);
+  std::vector<std::string> failed, measured;
+  kernels::KernelBenchOptions options{
+      .seconds = 0, .wanted = [](std::string_view name) { return name.starts_with("quickstart norm"); }};
+  CHECK_THROWS(kernels::measure_kernels(device, options));
+  options.report = [&](const kernels::KernelRate& row) {
+    (row.error.empty() ? measured : failed).push_back(row.name + row.error);
+  };
+  kernels::measure_kernels(device, options);
+  REQUIRE(!failed.empty());
+  CHECK(failed[0] == "quickstart norm forwarda planned error");
+  CHECK(std::ranges::find(measured, "quickstart norm backward, accumulated") != measured.end());
+}
 
 TEST_CASE("every kernel is measured by `capstan bench`") {
   LaunchListDevice device;

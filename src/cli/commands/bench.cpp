@@ -45,17 +45,22 @@ class Bench {
   void measure_kernels();
   void measure_training_step();
   bool wanted(std::string_view name) const;
-  const OrderedJson& json() const { return json_; }
+  // Prints what has been added to the JSON object since the last call, so that a process that is ended leaves
+  // the rows that it has measured; at the end also what closes the object.
+  void print_json(bool complete = false);
+  // Errors: failed, where a kernel could not be measured.
+  void check_kernels() const;
 
  private:
   // GEMMs and attention: on the host in fp32, of which oneDNN's are the peak; elsewhere in the step's type.
   DType kernel_type() const { return on_host_ ? DType::f32 : type_; }
   double kernel_gemm() const { return on_host_ ? gemm_ : step_gemm_; }
   void add_gemm(const kernels::NamedGemm& shape, Table& table);
+  void add_kernel(const kernels::KernelRate& kernel, Table& table, double onednn_rate = 0);
   std::string phases_text(const train::StepMeasurement& step);
   std::string operations_text(const train::StepMeasurement& step);
   std::string step_title(const train::StepMeasurement& step) const;
-  // Prints nothing with --json, which prints one object at the end, and nothing on other ranks.
+  // Prints nothing with --json, which prints one object, and nothing on other ranks.
   void print(const std::string& text) const {
     if (!args_.has("json") && world_.rank() == 0) put(text);
     flush_output();
@@ -76,6 +81,10 @@ class Bench {
   double gemm_ = 0, step_gemm_ = 0;
   double copy_ = 0;  // GB/s
   OrderedJson json_ = {{"schema", "capstan.bench/1"}};
+  // Bytes of the object's text.
+  size_t printed_ = 0;
+  // Names.
+  std::vector<std::string> failed_;
 };
 
 Bench::Bench(Context& context, const config::Resolution& resolution, comm::World& world)
@@ -140,29 +149,69 @@ void Bench::check_names() const {
   }
 }
 
+void Bench::print_json(bool complete) {
+  if (!args_.has("json") || world_.rank() != 0) return;
+  std::string text = dump_json(json_, 2) + "\n";
+  // The text of an object that has fewer members begins that of one with more, but for what closes it.
+  if (!complete) text.resize(text.find_last_not_of(" \n]}") + 1);
+  put(std::string_view(text).substr(printed_));
+  flush_output();
+  printed_ = text.size();
+}
+
+void Bench::check_kernels() const {
+  if (failed_.empty()) return;
+  fail(ErrorCode::failed,
+       counted(std::ssize(failed_), "kernel") + " could not be measured: " + join(failed_, ", "));
+}
+
 void Bench::add_gemm(const kernels::NamedGemm& shape, Table& table) {
-  const double rate = kernels::gemm_gflops(*device_, shape, kernel_type(), seconds_),
-               fraction = rate / kernel_gemm();
-  OrderedJson row = {
-      {"name", shape.name}, {"rate", rate}, {"unit", "GFLOP/s"}, {"fraction_of_peak", fraction}};
-  std::vector<std::string> cells = {shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * fraction, 0) + "%"};
-  if (on_host_) {
-    const double onednn = kernels::onednn_gemm_gflops(shape, device_->host_threads().size(), seconds_);
-    row["onednn_rate"] = onednn;
-    cells.push_back("oneDNN " + fixed(onednn, 1));
+  kernels::KernelRate kernel{shape.name, kernels::Peak::gemm};
+  double onednn_rate = 0;
+  try {
+    kernel.rate = kernels::gemm_gflops(*device_, shape, kernel_type(), seconds_);
+    kernel.fraction_of_peak = kernel.rate / kernel_gemm();
+    if (on_host_) onednn_rate = kernels::onednn_gemm_gflops(shape, device_->host_threads().size(), seconds_);
+  } catch (const std::exception& error) {
+    kernel.error = error.what();
   }
-  json_["kernels"].push_back(std::move(row));
+  add_kernel(kernel, table, onednn_rate);
+}
+
+void Bench::add_kernel(const kernels::KernelRate& kernel, Table& table, double onednn_rate) {
+  OrderedJson& rows = json_["kernels"];
+  if (!kernel.error.empty()) {
+    failed_.push_back(kernel.name);
+    rows.push_back({{"name", kernel.name}, {"error", kernel.error}});
+    table.add({kernel.name, "failed: " + kernel.error.substr(0, kernel.error.find('\n'))});
+    return print_json();
+  }
+  const std::string unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
+  OrderedJson row = {{"name", kernel.name},
+                     {"rate", kernel.rate},
+                     {"unit", unit},
+                     {"fraction_of_peak", kernel.fraction_of_peak}};
+  std::vector<std::string> cells = {kernel.name, fixed(kernel.rate, 1) + " " + unit,
+                                    fixed(100 * kernel.fraction_of_peak, 0) + "%"};
+  if (onednn_rate > 0) {
+    row["onednn_rate"] = onednn_rate;
+    cells.push_back("oneDNN " + fixed(onednn_rate, 1));
+  }
+  rows.push_back(std::move(row));
   table.add(std::move(cells));
+  print_json();
 }
 
 void Bench::measure_kernels() {
   progress_.status("measuring kernels");
   Table table;
-  kernels::KernelBenchOptions options{.attention = kernel_type(),
-                                      .gemm_gflops = kernel_gemm(),
-                                      .copy_gbps = copy_,
-                                      .seconds = seconds_,
-                                      .wanted = [&](std::string_view name) { return wanted(name); }};
+  kernels::KernelBenchOptions options{
+      .attention = kernel_type(),
+      .gemm_gflops = kernel_gemm(),
+      .copy_gbps = copy_,
+      .seconds = seconds_,
+      .wanted = [&](std::string_view name) { return wanted(name); },
+      .report = [&](const kernels::KernelRate& kernel) { add_kernel(kernel, table); }};
   // On a CPU the large model takes minutes: it is measured only if it is named.
   const bool accelerator = kernels::is_accelerator(kernel_gemm());
   options.large_model = accelerator || std::ranges::any_of(args_.words(), [](const std::string& word) {
@@ -171,15 +220,7 @@ void Bench::measure_kernels() {
   if (accelerator) options.activations = kernel_type();
   for (const kernels::NamedGemm& shape : kernels::named_gemms(options.large_model))
     if (wanted(shape.name)) add_gemm(shape, table);
-  for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device_, options)) {
-    const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
-    json_["kernels"].push_back({{"name", kernel.name},
-                                {"rate", kernel.rate},
-                                {"unit", unit},
-                                {"fraction_of_peak", kernel.fraction_of_peak}});
-    table.add(
-        {kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.fraction_of_peak, 0) + "%"});
-  }
+  kernels::measure_kernels(*device_, options);
   print("\nkernels" +
         (on_host_      ? ""
          : accelerator ? " in " + std::string(name_of(type_))
@@ -313,8 +354,14 @@ int run_bench(Context& context) {
     bench.measure_machine();
     const std::vector<std::string>& names = context.args.words();
     if (names.size() != 1 || names[0] != "step") bench.measure_kernels();
-    if (bench.wanted("step")) bench.measure_training_step();
-    if (context.args.has("json") && world.rank() == 0) put(dump_json(bench.json(), 2) + "\n");
+    try {
+      if (bench.wanted("step")) bench.measure_training_step();
+    } catch (...) {
+      bench.print_json(true);
+      throw;
+    }
+    bench.print_json(true);
+    bench.check_kernels();
     return 0;
   });
 }
@@ -335,7 +382,7 @@ const Command kBench = {
                 {"seconds", 0, "S", "seconds for each kernel; default 0.2"},
                 {"calibrate", 0, "FILE", "measure this machine, and write a cluster file for `capstan plan`"},
                 {"nproc", 0, "N", "measure a training step, or with --calibrate collectives too, on N ranks"},
-                {"json", 0, "", "print one JSON object"}},
+                {"json", 0, "", "print one JSON object, each kernel as soon as it is measured"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
         "bandwidth.\n"

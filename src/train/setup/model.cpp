@@ -1,9 +1,11 @@
 #include "train/setup/model.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <vector>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "config/sections/pipeline_layout.hpp"
@@ -309,6 +311,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, D
 void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
   store.before_load();
   std::vector<float> values;
+  std::vector<std::byte> rounded;
   const auto make = [&](const Parameter& parameter, const FlatRange& range) {
     const ParamSpec& spec = parameter.spec();
     values.resize(static_cast<size_t>(range.count));
@@ -326,10 +329,14 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
       if (target.dtype() == DType::f32) {
         target.copy_from_host_bytes(std::as_bytes(std::span(values)));
       } else {
-        std::vector<std::byte> rounded(static_cast<size_t>(target.bytes()));
-        const Region all = full_region({range.count});
-        copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, rounded.data(),
-                    target.dtype());
+        rounded.resize(static_cast<size_t>(target.bytes()));
+        constexpr int64_t kTile = 1 << 14;
+        pool.parallel_for(ceil_div(range.count, kTile), [&](int64_t tile, int) {
+          const int64_t begin = tile * kTile;
+          const Region part = full_region({std::min(kTile, range.count - begin)});
+          copy_region(part, part, reinterpret_cast<const std::byte*>(values.data() + begin), DType::f32, part,
+                      rounded.data() + begin * size_of(target.dtype()), target.dtype());
+        });
         target.copy_from_host_bytes(rounded);
       }
     }
