@@ -44,6 +44,9 @@ struct Table {
   const StepControlKernels* step_control;
   // Where `quantize` writes the scales of blocks and `gemm` reads them.
   ScaleOrder scale_order = ScaleOrder::row_major;
+  // Lines for the log, one after the other, each once: what a library has not computed, and why. A slower
+  // kernel computes it. Null where nothing is left; may be null.
+  const char* (*next_note)() = nullptr;
 };
 
 const Table& cpu_table();

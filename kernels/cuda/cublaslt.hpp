@@ -64,5 +64,10 @@ inline cudaStream_t stream_of(Context& c) {
 inline std::string text_of(cublasStatus_t status) {
   return cublasLtGetStatusString(status);
 }
+// What CUDA says of an earlier kernel, which can be the cause of an error of the library; else nothing.
+inline std::string earlier_error() {
+  const cudaError_t error = cudaPeekAtLastError();
+  return error == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(error) + ")";
+}
 
 }  // namespace capstan::kernels::cuda

@@ -141,6 +141,11 @@ cublasLtHandle_t handle_of(Context& c, LtState& state, int gpu) {
 
 }  // namespace
 
+// Whether this is an error, and not an answer to the question whether an algorithm exists.
+static bool fails(cublasStatus_t status) {
+  return status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 const char* keep_text(const std::string& text) {
   static std::mutex& mutex = *new std::mutex;
   static std::set<std::string>& texts = *new std::set<std::string>;
@@ -164,8 +169,13 @@ bool enqueue(Context& c, const LtCall& call, const LtPointers& p) {
     const auto [entry, is_new] = state.algorithms.try_emplace({gpu, call});
     if (is_new) entry->second = search(handle, call, p);
     algorithm = entry->second;
+    if (fails(algorithm.status)) {
+      state.algorithms.erase(entry);
+      refuse(c, keep_text("cublasLtMatmulAlgoGetHeuristic: " + algorithm.reason + earlier_error()));
+      return true;
+    }
   }
-  if (algorithm.status != CUBLAS_STATUS_SUCCESS) {
+  if (algorithm.status == CUBLAS_STATUS_NOT_SUPPORTED) {
     missing = algorithm.reason;
     return false;
   }
@@ -175,7 +185,13 @@ bool enqueue(Context& c, const LtCall& call, const LtPointers& p) {
     status = cublasLtMatmul(handle, &descriptors.operation, p.alpha, p.a, &descriptors.a, p.b, &descriptors.b,
                             p.beta, p.d, &descriptors.d, p.d, &descriptors.d, &algorithm.algorithm,
                             p.workspace, cublaslt_workspace_bytes(), stream_of(c));
-  if (status != CUBLAS_STATUS_SUCCESS) refuse(c, keep_text("cublasLtMatmul: " + text_of(status)));
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+    // The search has proposed what the library does not run after all: nothing was enqueued.
+    const std::scoped_lock lock(state.mutex);
+    state.algorithms[{gpu, call}] = {status, {}, missing = text_of(status)};
+    return false;
+  }
+  if (fails(status)) refuse(c, keep_text("cublasLtMatmul: " + text_of(status) + earlier_error()));
   return true;
 }
 

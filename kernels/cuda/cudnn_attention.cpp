@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/cuda/cudnn_graph.hpp"
+#include "kernels/cuda/notes.hpp"
 
 namespace capstan::kernels::cuda {
 
@@ -43,15 +44,24 @@ void report(Context& c, CudnnState& state, std::string text) {
   *c.error = {__FILE__, "enqueue_cudnn", 0, 0, state.errors.emplace_back(std::move(text)).c_str()};
 }
 
-// The handle for a GPU, on the stream of the context; null with an error in the slot.
+// The kernels here compute attention instead.
+CudnnPlan no_plan(const CudnnCall& call, const std::string& reason) {
+  add_note("cuDNN does not compute " + std::string(call.backward ? "the backward pass of " : "") +
+           "attention of " + std::to_string(call.heads) + " heads of " + std::to_string(call.qk_dim) +
+           " and " + std::to_string(call.seq) + " tokens: " + reason);
+  return {};
+}
+
+// The handle for a GPU, on the stream of the context. Null: cuDNN cannot be used.
 cudnnHandle_t handle_of(Context& c, CudnnState& state, int gpu) {
-  cudnnHandle_t& handle = state.handles[gpu];
+  const auto [entry, is_new] = state.handles.try_emplace(gpu, nullptr);
+  cudnnHandle_t& handle = entry->second;
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
-  if (!handle) status = cudnnCreate(&handle);
+  if (is_new) status = cudnnCreate(&handle);
   if (status != CUDNN_STATUS_SUCCESS) handle = nullptr;
   if (handle) status = cudnnSetStream(handle, static_cast<cudaStream_t>(c.stream));
   if (status == CUDNN_STATUS_SUCCESS) return handle;
-  report(c, state, std::string("cuDNN: ") + cudnnGetErrorString(status));
+  add_note(std::string("cuDNN does not compute attention: ") + cudnnGetErrorString(status));
   return nullptr;
 }
 
@@ -61,11 +71,11 @@ CudnnPlan plan_of(const CudnnCall& call, cudnnHandle_t handle) {
     plan.graph = cudnn_graph(call);
     std::string reason;
     const int64_t workspace = build_plan(*plan.graph, handle, reason);
-    if (workspace < 0) return {};
+    if (workspace < 0) return no_plan(call, reason);
     plan.workspace = static_cast<size_t>(workspace);
-  } catch (const std::exception&) {
-    // A refusal, as well: the frontend throws where memory, or a library of cuDNN, is missing.
-    return {};
+  } catch (const std::exception& error) {
+    // The frontend throws where memory, or a library of cuDNN, is missing.
+    return no_plan(call, error.what());
   }
   return plan;
 }
@@ -87,7 +97,7 @@ bool enqueue_cudnn(Context& c, const CudnnCall& call, const CudnnPointers& p) {
   // Also around the execution, which uses the stream of the handle.
   const std::scoped_lock lock(state.mutex);
   const cudnnHandle_t handle = handle_of(c, state, gpu);
-  if (!handle) return true;
+  if (!handle) return false;
   const auto [entry, is_new] = state.plans.try_emplace({gpu, call});
   CudnnPlan& plan = entry->second;
   if (is_new) plan = plan_of(call, handle);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/notes.hpp"
 #include "kernels/table.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
@@ -45,7 +46,8 @@ inline const Table& table_of_families() {
                            .adapter = &adapter_family(),
                            .quantize = &quantize_family(),
                            .step_control = &step_control_family(),
-                           .scale_order = ScaleOrder::tensor_core};
+                           .scale_order = ScaleOrder::tensor_core,
+                           .next_note = next_note};
   return table;
 }
 

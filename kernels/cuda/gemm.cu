@@ -18,6 +18,7 @@
 #include "kernels/cuda/cublaslt_call.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/notes.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
@@ -273,11 +274,14 @@ In multiply(Context& c, const GemmShape& s, const Operand& a, const Operand& b, 
     // cuBLASLt may have no algorithm that adds a bias.
   }
   if (enqueue(c, g.call, g.pointers)) return bias;
-  if (g.call.has_scales)
+  const std::string reason =
+      "cuBLASLt has no algorithm for " + call_text(s, types_of(a, b, out)) + ": " + missing_algorithm();
+  if (!g.call.has_scales) {
+    refuse(c, keep_text(reason));
+  } else {
+    add_note(reason + "; a slower kernel computes it");
     run_tiles(c, s, a, b, out, scalars.alpha, scalars.beta);
-  else
-    refuse(c, keep_text("cuBLASLt has no algorithm for " + call_text(s, types_of(a, b, out)) + ": " +
-                        missing_algorithm()));
+  }
   return bias;
 }
 

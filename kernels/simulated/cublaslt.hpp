@@ -186,6 +186,9 @@ inline cudaStream_t stream_of(Context& c) {
 }
 // Text of a status, with the reason of the latest failed call of this thread.
 std::string text_of(cublasStatus_t status);
+inline std::string earlier_error() {
+  return {};
+}
 
 // ---- for tests
 

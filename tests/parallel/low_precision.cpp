@@ -231,7 +231,7 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
     for (const ScalingRecipe recipe : kRecipes)
       for (const bool hybrid : {false, true})
         for (const auto [m, n, k] :
-             {std::array<int64_t, 3>{1, 1, 1}, {5, 300, 40}, {37, 65, 131}, {130, 9, 1030}}) {
+             {std::array<int64_t, 3>{1, 1, 1}, {5, 300, 40}, {37, 65, 131}, {130, 9, 1030}, {48, 80, 256}}) {
           INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
           if (!test::multiplies<D>(name_of(recipe))) continue;
           const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
@@ -253,7 +253,12 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
           ops::scaled_matmul(x.rows, w.columns, y, 1.0f);
           Matrix expected = decoded(x.rows).times(decoded(w.columns));
           for (double& v : expected.values) v += 2;
-          CHECK(error(from(y), expected) < 1e-5);
+          // The tensor cores of a GPU, which read the last size, add fewer bits of each product.
+          const bool on_tensor_cores = D::type == DeviceType::cuda && k % 16 == 0;
+          CHECK(error(from(y), expected) < (on_tensor_cores ? 5e-3 : 1e-5));
+          ops::scaled_matmul(x.rows, w.columns, y, 0, {}, kernels::Accumulation::fast);
+          for (double& v : expected.values) v -= 2;
+          CHECK(error(from(y), expected) < (on_tensor_cores ? 3e-2 : 1e-5));
         }
   }
 }

@@ -221,6 +221,8 @@ void Bench::measure_kernels() {
   for (const kernels::NamedGemm& shape : kernels::named_gemms(options.large_model))
     if (wanted(shape.name)) add_gemm(shape, table);
   kernels::measure_kernels(*device_, options);
+  if (const auto next_note = device_->table().next_note)
+    while (const char* const note = next_note()) print_stderr(std::string("note: ") + note + "\n");
   print("\nkernels" +
         (on_host_      ? ""
          : accelerator ? " in " + std::string(name_of(type_))

@@ -215,6 +215,8 @@ void StepLogger::log_step(const StepResult& result) {
   const int64_t step = state.step;
   step_seconds_ = timers_.step_seconds();
   last_loss_ = result.loss;
+  if (const auto next_note = runner_.device().table().next_note)
+    while (const char* const note = next_note()) log_.line(note);
   log_memory(step);
   const int64_t samples = result.global_batch_size;
   if (step > first_step_ + 1) compared_seconds_.add(step_seconds_, samples, timers_);
