@@ -191,12 +191,19 @@ class TileLoader {
   // Starts to load the next tile, of `depth` elements of k, to memory[first]. After them, and beyond the rows
   // of the matrix, there are zeros.
   __device__ __forceinline__ void fill(const Shared<Bytes16>& memory, int first, int depth) {
-    CAPSTAN_UNROLL
-    for (int i = 0; i < kChunks; ++i) {
+    const auto fill_one = [&](int i, const typename Source::Position& from) {
       const int rows_left = rows_ - row_of(i), depth_left = depth - k_of(i);
       const int count = rows_left <= 0 || depth_left <= 0 ? 0 : kByK ? rows_left : depth_left;
-      fill_chunk(source_, positions_[i], count < kChunkValues ? count : kChunkValues, memory,
+      fill_chunk(source_, from, count < kChunkValues ? count : kChunkValues, memory,
                  first + slot_ + i * kGemmThreads);
+    };
+    if constexpr (std::is_same_v<Source, CodeSource>) {
+      // Not unrolled, since decoding is long; positions_[i] would not be in a register.
+      for (int i = 0; i < kChunks; ++i)
+        fill_one(i, {positions_[0].row + i * (kGemmThreads / kRun), positions_[0].k});
+    } else {
+      CAPSTAN_UNROLL
+      for (int i = 0; i < kChunks; ++i) fill_one(i, positions_[i]);
     }
     advance();
   }
@@ -401,7 +408,7 @@ __device__ WarpTarget target_of(const TileGemm<SourceA, SourceB>& g, const TileT
 // Stores the sums of a warp in a matrix of type T; `to`: this lane's first element. kComplete: the matrix has
 // all rows and columns of the warp, and two neighboring elements are aligned to their size.
 template <class T, bool kComplete, class SourceA, class SourceB>
-__device__ __forceinline__ void store_sums(const TileGemm<SourceA, SourceB>& g, T* to,
+__device__ __forceinline__ void store_sums_as(const TileGemm<SourceA, SourceB>& g, T* to,
                                            const WarpTarget& target, Accumulators& sums) {
   constexpr int kPair = 2 * sizeof(T);
   // From this lane's first element on.
@@ -455,9 +462,9 @@ __device__ void store_sums(const TileGemm<SourceA, SourceB>& g, const WarpTarget
     const bool complete = target.rows == kWarpRows && target.columns == kWarpCols && g.s.ldc % 2 == 0 &&
                           reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T)) == 0;
     if (complete)
-      store_sums<T, true>(g, to, target, sums);
+      store_sums_as<T, true>(g, to, target, sums);
     else
-      store_sums<T, false>(g, to, target, sums);
+      store_sums_as<T, false>(g, to, target, sums);
   };
   if (g.c.type == DType::f32)
     store_as(float{});
