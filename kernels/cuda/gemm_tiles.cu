@@ -1,7 +1,8 @@
 // GEMMs whose sizes are in device memory (groups), and GEMMs of codes that tensor cores cannot read in place.
 // A block computes a tile of 128 x 128 of C in steps of 32 of k, by the matrix operations of its eight warps;
 // tiles of A and B pass through shared memory, in three stages of asynchronous copies where 16-bit values are
-// aligned. Values of fp32 are the sums of three bf16 terms (bf16x3), which hold all their bits: six products
+// aligned. In such a tile, elements of k beyond the matrix are zeros, and rows beyond it zeros or copies of
+// others. Values of fp32 are the sums of three bf16 terms (bf16x3), which hold all their bits: six products
 // of terms replace one, and the three smallest, below the last bit of fp32, are left out. A code times the
 // scale of its block, which has at most four significant bits, is a bf16 value; the scale of the tensor
 // multiplies the sums. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group,
@@ -22,6 +23,8 @@ constexpr int kGemmTile = 128, kDepth = 32, kGemmThreads = 256;
 // A warp computes 64 rows and 32 columns of the tile, in fragments of 16 x 16.
 constexpr int kWarpRows = 64, kWarpCols = 32, kAFragments = kWarpRows / 16, kBFragments = kWarpCols / 16;
 constexpr int kWarpsAcross = kGemmTile / kWarpCols;
+// Rows of tiles whose blocks run one after the other: about as many as columns of tiles that run then.
+constexpr int kBand = 16;
 // A tile of A or B in shared memory consists of chunks of eight 16-bit values.
 constexpr int kChunkValues = 8, kTileChunks = kGemmTile * kDepth / kChunkValues;
 
@@ -32,10 +35,11 @@ struct TileOrigin {
   int64_t elements = 0, row = 0, k = 0;
 };
 
-// Index of a chunk in a tile of shared memory: eight elements of k of one row, or with `by_k` eight rows of
-// one k. Chunks are swizzled, so that the rows of a matrix operation lie in different banks.
-__device__ inline int tile_slot(bool by_k, int row, int k) {
-  return by_k ? k * (kGemmTile / kChunkValues) + ((row / kChunkValues) ^ (k % 8))
+// Index of a chunk in a tile of shared memory: eight elements of k of one row, or with kByK eight rows of one
+// k. Chunks are swizzled, so that the rows of a matrix operation lie in different banks.
+template <bool kByK>
+__device__ int tile_slot(int row, int k) {
+  return kByK ? k * (kGemmTile / kChunkValues) + ((row / kChunkValues) ^ (k % 8))
               : row * (kDepth / kChunkValues) + ((k / kChunkValues) ^ (row / 2 % 4));
 }
 
@@ -43,22 +47,34 @@ struct alignas(16) HalfChunk {
   uint16_t bits[kChunkValues];
 };
 
-// fp32, bf16 or fp16.
-template <class T>
+// fp32, bf16 or fp16. kRowsContiguous: rows are contiguous, not elements of k.
+template <class T, bool kRowsContiguous>
 struct FloatSource {
+  static constexpr bool kByK = kRowsContiguous;
   static constexpr int kTerms = Terms<T>::kCount;
   // On a multiprocessor.
   [[maybe_unused]] static constexpr int kBlocks = kTerms == 1 ? 2 : 1;
+  // Tiles have the bits of the matrix.
+  static constexpr bool kCanCopy = kTerms == 1;
   using Term = typename Terms<T>::Type;
+  // The address as an integer. From a pointer, nvcc makes two that advance side by side: one for asynchronous
+  // copies, and one of another address space for loads.
+  using Position = uintptr_t;
   const T* data;
   int64_t ld;
-  // Rows are contiguous, not elements of k.
-  bool by_k;
 
-  __device__ const T* at(const TileOrigin& origin, int64_t row, int64_t k) const {
+  __device__ Position at(const TileOrigin& origin, int64_t row, int64_t k) const {
     row += origin.row;
-    k += origin.k;
-    return data + origin.elements + (by_k ? k * ld + row : row * ld + k);
+    return moved(reinterpret_cast<Position>(data + origin.elements + (kByK ? row : row * ld)), k + origin.k);
+  }
+  // The same row, `distance` elements of k further on.
+  __device__ Position moved(Position position, int64_t distance) const {
+    return position + static_cast<Position>(kByK ? distance * ld : distance) * sizeof(T);
+  }
+  // Whether all chunks of these rows are aligned, and complete where the elements of k of their tile exist.
+  __device__ bool can_copy(const TileOrigin& origin, int64_t row, int64_t rows) const {
+    return at(origin, row, 0) % sizeof(Bytes16) == 0 && ld % kChunkValues == 0 &&
+           (!kByK || rows % kChunkValues == 0);
   }
 };
 // Codes with scales, [rows, k]; k contiguous.
@@ -66,14 +82,23 @@ struct CodeSource {
   static constexpr int kTerms = 1;
   // Decoding takes registers.
   [[maybe_unused]] static constexpr int kBlocks = 1;
+  static constexpr bool kByK = false, kCanCopy = false;
   using Term = bf16;
-  static constexpr bool by_k = false;
+  struct Position {
+    int64_t row, k;
+  };
   const uint8_t* codes;
   DType type;
   const void* scale;
   const float* tensor_scale;
   BlockScales scales;
 
+  __device__ Position at(const TileOrigin& origin, int64_t row, int64_t k) const {
+    return {origin.row + row, origin.k + k};
+  }
+  __device__ Position moved(const Position& position, int64_t distance) const {
+    return {position.row, position.k + distance};
+  }
   // Scale of the block of element k in row `row`, without that of the tensor.
   __device__ float scale_at(int64_t row, int64_t k) const {
     const auto* const floats = static_cast<const float*>(scale);
@@ -105,94 +130,161 @@ struct CodeSource {
   }
 };
 
-// Writes one chunk with the first `count` values from row `row` and element `k` of the matrix of a group, and
-// zeros.
-template <class T>
-__device__ void fill_chunk(const FloatSource<T>& source, const TileOrigin& origin, int64_t row, int64_t k,
-                           int count, const Shared<Bytes16>& memory, int slot) {
-  const T* const from = source.at(origin, row, k);
+// Writes one chunk with the first `count` values from a position on, and zeros.
+template <class T, bool kByK>
+__device__ void fill_chunk(const FloatSource<T, kByK>&, uintptr_t position, int count,
+                           const Shared<Bytes16>& memory, int slot) {
+  const T* const from = reinterpret_cast<const T*>(position);
   if constexpr (std::is_same_v<T, float>) {
     float values[kChunkValues];
-    for (int i = 0; i < kChunkValues; ++i) values[i] = i < count ? from[i] : 0.0f;
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kChunkValues; i += kGroup<float>) {
+      const auto group = Array<float>{const_cast<float*>(from)}.load(i, count - i);
+      CAPSTAN_UNROLL
+      for (int k = 0; k < kGroup<float>; ++k) values[i + k] = group[k];
+    }
     store_terms<float>(values, memory, slot, kTileChunks);
-  } else if (count > 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+  } else if (count > 0 && position % sizeof(Bytes16) == 0) {
     copy_part_async<16>(memory, slot, reinterpret_cast<const Bytes16*>(from),
                         count * static_cast<int>(sizeof(T)));
   } else {
-    HalfChunk chunk;
-    for (int i = 0; i < kChunkValues; ++i) chunk.bits[i] = i < count ? from[i].bits : uint16_t{0};
+    HalfChunk chunk{};
+    for (int i = 0; i < kChunkValues && i < count; ++i) chunk.bits[i] = from[i].bits;
     memory[slot] = std::bit_cast<Bytes16>(chunk);
   }
 }
-__device__ inline void fill_chunk(const CodeSource& source, const TileOrigin& origin, int64_t row, int64_t k,
-                                  int count, const Shared<Bytes16>& memory, int slot) {
-  row += origin.row;
-  k += origin.k;
+__device__ inline void fill_chunk(const CodeSource& source, const CodeSource::Position& from, int count,
+                                  const Shared<Bytes16>& memory, int slot) {
   float values[kChunkValues] = {};
   if (count > 0) {
     // All elements of a chunk lie in one quantization block.
-    const float scale = source.scale_at(row, k);
-    for (int i = 0; i < kChunkValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
+    const float scale = source.scale_at(from.row, from.k);
+    for (int i = 0; i < kChunkValues && i < count; ++i)
+      values[i] = source.code_at(from.row, from.k + i) * scale;
   }
   store_terms<bf16>(values, memory, slot, kTileChunks);
 }
 
-// Rows [row, row + 128) and elements [k, k + 32) of a matrix of `rows` rows and `depth` elements of k; beyond
-// them zeros. `first`: of the tile in shared memory.
+// Loads the tiles of one operand, 32 elements of k after the other. A thread has the same chunks of each
+// tile, whose addresses are computed once.
 template <class Source>
-__device__ void fill_tile(const Source& source, const TileOrigin& origin, int64_t row, int64_t rows,
-                          int64_t k, int64_t depth, const Shared<Bytes16>& memory, int first) {
-  const auto left = [](int64_t end, int64_t begin) {
-    return narrow<int>(end - begin < kChunkValues ? end - begin : kChunkValues);
-  };
-  for (int i = thread_index(); i < kTileChunks; i += kGemmThreads) {
-    if (source.by_k) {
-      const int at_k = i / (kGemmTile / kChunkValues), at_row = i % (kGemmTile / kChunkValues) * kChunkValues;
-      const int count = k + at_k < depth ? left(rows, row + at_row) : 0;
-      fill_chunk(source, origin, row + at_row, k + at_k, count, memory,
-                 first + tile_slot(true, at_row, at_k));
-    } else {
-      const int at_row = i / (kDepth / kChunkValues), at_k = i % (kDepth / kChunkValues) * kChunkValues;
-      const int count = row + at_row < rows ? left(depth, k + at_k) : 0;
-      fill_chunk(source, origin, row + at_row, k + at_k, count, memory,
-                 first + tile_slot(false, at_row, at_k));
-    }
+class TileLoader {
+ public:
+  // Tiles of rows [row, row + 128) of a matrix of `rows` rows.
+  __device__ TileLoader(const Source& source, const TileOrigin& origin, int64_t row, int64_t rows)
+      : source_(source),
+        slot_(tile_slot<kByK>(row_of(0), k_of(0))),
+        rows_(narrow<int>(std::min<int64_t>(rows - row, kGemmTile))) {
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kChunks; ++i)
+      positions_[i] = source.at(origin, row + (row_of(i) < rows_ ? row_of(i) : 0), k_of(i));
   }
-}
+  // Starts to copy the next tile to memory[first], where can_copy() holds. Rows beyond those of the matrix,
+  // which reach no element of C, are copies of others.
+  __device__ __forceinline__ void copy(const Shared<Bytes16>& memory, int first) {
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kChunks; ++i)
+      copy_async<16>(memory, first + slot_ + i * kGemmThreads,
+                     reinterpret_cast<const Bytes16*>(positions_[i]));
+    advance();
+  }
+  // Starts to load the next tile, of `depth` elements of k, to memory[first]. After them, and beyond the rows
+  // of the matrix, there are zeros.
+  __device__ __forceinline__ void fill(const Shared<Bytes16>& memory, int first, int depth) {
+    const auto fill_one = [&](int i, const typename Source::Position& from) {
+      const int rows_left = rows_ - row_of(i), depth_left = depth - k_of(i);
+      const int count = rows_left <= 0 || depth_left <= 0 ? 0 : kByK ? rows_left : depth_left;
+      fill_chunk(source_, from, count < kChunkValues ? count : kChunkValues, memory,
+                 first + slot_ + i * kGemmThreads);
+    };
+    if constexpr (std::is_same_v<Source, CodeSource>) {
+      // Not unrolled, since decoding is long; positions_[i] would not be in a register.
+      for (int i = 0; i < kChunks; ++i)
+        fill_one(i, {positions_[0].row + i * (kGemmThreads / kRun), positions_[0].k});
+    } else {
+      CAPSTAN_UNROLL
+      for (int i = 0; i < kChunks; ++i) fill_one(i, positions_[i]);
+    }
+    advance();
+  }
+
+ private:
+  static constexpr bool kByK = Source::kByK;
+  static constexpr int kChunks = kTileChunks / kGemmThreads;
+  // Chunks that follow each other in a tile: those of a row, or with kByK those of one k.
+  static constexpr int kRun = (kByK ? kGemmTile : kDepth) / kChunkValues;
+  // All chunks of a thread have one swizzle.
+  static_assert(kGemmThreads / kRun % 8 == 0);
+
+  // First row and first k of chunk i in the tile.
+  static __device__ int row_of(int i) {
+    return kByK ? thread_index() % kRun * kChunkValues : (thread_index() + i * kGemmThreads) / kRun;
+  }
+  static __device__ int k_of(int i) {
+    return kByK ? (thread_index() + i * kGemmThreads) / kRun : thread_index() % kRun * kChunkValues;
+  }
+  __device__ __forceinline__ void advance() {
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kChunks; ++i) positions_[i] = source_.moved(positions_[i], kDepth);
+  }
+
+  const Source& source_;
+  int slot_;
+  // Of the matrix, in these tiles.
+  int rows_;
+  typename Source::Position positions_[kChunks];
+};
 
 // ---- fragments
 
-// Loads the terms of kCount fragments of 16 x 16, from row `row` of the tile and element k on. Of the 8 x 8
-// matrices of a fragment of A the halves of rows come first, of B the halves of k.
-template <bool kIsA, int kTerms, int kCount>
-__device__ void load_fragments(bool by_k, int row, int k, const Shared<Bytes16>& memory, int first,
-                               uint32_t (&to)[kTerms * kCount][4]) {
-  const int matrix = lane_index() / 8, line = lane_index() % 8;
-  const int row_half = kIsA ? matrix % 2 : matrix / 2, k_half = kIsA ? matrix / 2 : matrix % 2;
-  int rows[kTerms * kCount];
-  CAPSTAN_UNROLL
-  for (int i = 0; i < kTerms * kCount; ++i) {
-    const int at_row = row + 16 * (i % kCount) + 8 * row_half, at_k = k + 8 * k_half;
-    rows[i] = first + i / kCount * kTileChunks +
-              (by_k ? tile_slot(true, at_row, at_k + line) : tile_slot(false, at_row + line, at_k));
+// The chunks that a lane gives to load_matrices() for kCount fragments of 16 x 16, from row `row` of a tile
+// on. Of the 8 x 8 matrices of a fragment of A the halves of rows come first, of B the halves of k.
+template <class Source, bool kIsA, int kCount>
+class FragmentLoader {
+ public:
+  __device__ explicit FragmentLoader(int row) {
+    const int matrix = lane_index() / 8, line = lane_index() % 8;
+    const int row_half = kIsA ? matrix % 2 : matrix / 2, k_half = kIsA ? matrix / 2 : matrix % 2;
+    row += 8 * row_half;
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kSlots; ++i)
+      slots_[i] = kByK ? tile_slot<true>(row + 16 * i, 8 * k_half + line)
+                       : tile_slot<false>(row + line, 16 * i + 8 * k_half);
   }
-  if (by_k)
-    load_matrices<true>(to, memory, rows);
-  else
-    load_matrices<false>(to, memory, rows);
-}
+  // Loads the terms of the fragments from element k of the tile at memory[first] on.
+  __device__ __forceinline__ void load(const Shared<Bytes16>& memory, int first, int k,
+                                       uint32_t (&to)[Source::kTerms * kCount][4]) const {
+    int rows[Source::kTerms * kCount];
+    CAPSTAN_UNROLL
+    for (int i = 0; i < Source::kTerms * kCount; ++i) {
+      const int fragment = i % kCount;
+      rows[i] = first +
+                (kByK ? slots_[fragment] + tile_slot<true>(0, k)
+                      : slots_[k / 16] + tile_slot<false>(16 * fragment, 0)) +
+                i / kCount * kTileChunks;
+    }
+    load_matrices<kByK>(to, memory, rows);
+  }
+
+ private:
+  static constexpr bool kByK = Source::kByK;
+  // Fragments whose rows (kByK) or k have different swizzles; those of the others are at a constant distance.
+  static constexpr int kSlots = kByK ? kCount : kDepth / 16;
+  int slots_[kSlots];
+};
 
 // ---- groups
 
 enum class TileGroups : uint8_t { batch, m, k };
 
-template <class Source>
+template <class SourceA, class SourceB>
 struct TileGemm {
   GemmShape s;
   TileGroups groups;
   const int64_t* sizes;
   int64_t count;
-  Source a, b;
+  SourceA a;
+  SourceB b;
   Array<Any> c;
   float alpha, beta;
   // [count, n]; null: none.
@@ -207,72 +299,182 @@ struct TileTask {
   int64_t first = 0;
   bool exists = false;
 };
-template <class Source>
-__device__ TileTask task_of(const TileGemm<Source>& g) {
-  const auto tiles = [](int64_t n) { return ceil_div(n, kGemmTile); };
-  const int64_t across = tiles(g.s.n);
-  int64_t down = block_index() / across;
+__device__ inline int64_t tiles_of(int64_t n) {
+  return ceil_div(n, kGemmTile);
+}
+// Finds the tile of rows `down` of all groups of m. Each lane of the warp adds the sizes of some consecutive
+// groups; those of the lane that has the tile are divided among all lanes, until a lane has one group.
+// Returns the index of the tile in its group; if there is no such tile, task.exists remains false.
+__device__ inline int64_t find_group(const int64_t* sizes, int64_t count, int64_t down, TileTask& task) {
+  const int lane = lane_index();
+  int64_t each = count, end = count;
+  while (!task.exists) {
+    each = ceil_div(each, kWarp);
+    int64_t tiles = 0, rows = 0;
+    for (int64_t i = task.group + lane * each; i < std::min(task.group + (lane + 1) * each, end); ++i) {
+      tiles += tiles_of(sizes[i]);
+      rows += sizes[i];
+    }
+    // Those of this lane and of all before it.
+    int64_t tiles_so_far = tiles, rows_so_far = rows;
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int64_t more_tiles = shuffle_up(tiles_so_far, distance),
+                    more_rows = shuffle_up(rows_so_far, distance);
+      if (lane >= distance) tiles_so_far += more_tiles, rows_so_far += more_rows;
+    }
+    const uint32_t beyond = ballot(tiles_so_far > down);
+    if (beyond == 0) break;
+    const int owner = std::countr_zero(beyond);
+    down -= shuffle(tiles_so_far - tiles, owner);
+    task.first += shuffle(rows_so_far - rows, owner);
+    task.group += owner * each;
+    task.m = shuffle(rows, owner);
+    task.exists = each == 1;
+    end = std::min(task.group + each, end);
+  }
+  return down;
+}
+template <class SourceA, class SourceB>
+__device__ TileTask task_of(const TileGemm<SourceA, SourceB>& g) {
+  const int64_t across = tiles_of(g.s.n);
+  int64_t column = block_index() % across, row = block_index() / across;
   TileTask task;
-  task.column = block_index() % across * kGemmTile;
-  task.m = g.s.m;
   task.k = g.s.k;
   if (g.groups == TileGroups::m) {
     // Each group has its own tiles of rows; the grid has blocks for all that there can be.
-    for (; task.group < g.count && down >= tiles(g.sizes[task.group]); ++task.group) {
-      down -= tiles(g.sizes[task.group]);
-      task.first += g.sizes[task.group];
-    }
-    task.exists = task.group < g.count;
-    if (task.exists) task.m = g.sizes[task.group];
+    row = find_group(g.sizes, g.count, row, task);
+    if (!task.exists) return task;
   } else {
-    task.group = down / tiles(g.s.m);
-    down %= tiles(g.s.m);
     task.exists = true;
-    if (g.groups == TileGroups::k) {
-      for (int64_t i = 0; i < task.group; ++i) task.first += g.sizes[i];
-      task.k = g.sizes[task.group];
-    }
+    task.group = row / tiles_of(g.s.m);
+    row %= tiles_of(g.s.m);
+    task.m = g.s.m;
   }
-  task.row = down * kGemmTile;
+  if (g.groups == TileGroups::k) {
+    int64_t before = 0;
+    for (int64_t i = lane_index(); i < task.group; i += kWarp) before += g.sizes[i];
+    task.first = warp_sum(before);
+    task.k = g.sizes[task.group];
+  }
+  // Blocks that run at a time have the tiles of a band of rows, column by column, so that they read few rows
+  // of A and of B besides those in the L2 cache.
+  const int64_t first = row / kBand * kBand, height = std::min(tiles_of(task.m) - first, int64_t{kBand}),
+                in_band = (row - first) * across + column;
+  task.row = (first + in_band % height) * kGemmTile;
+  task.column = in_band / height * kGemmTile;
   return task;
 }
-// Origin of A (or B) of the task's group.
+// Origin of A (or B) of the task's group; `stride`: elements between the matrices.
 template <class Source>
-__device__ TileOrigin origin_of(const TileGemm<Source>& g, const TileTask& task, bool is_a) {
+__device__ TileOrigin origin_of(const Source& source, TileGroups groups, const TileTask& task, bool is_a,
+                                int64_t stride) {
   TileOrigin origin;
-  if (g.groups == TileGroups::k)
+  if (groups == TileGroups::k)
     origin.k = task.first;
-  else if (g.groups == TileGroups::m && is_a)
+  else if (groups == TileGroups::m && is_a)
     origin.row = task.first;
   else
-    origin.elements = task.group * (is_a ? g.s.stride_a : g.s.stride_b);
+    origin.elements = task.group * stride;
   if constexpr (std::is_same_v<Source, CodeSource>) {
-    origin.row += origin.elements / (is_a ? g.a : g.b).scales.cols;
+    origin.row += origin.elements / source.scales.cols;
     origin.elements = 0;
   }
   return origin;
 }
 
-template <class Source>
-__device__ void store_tile(const TileGemm<Source>& g, const TileTask& task, int warp_row, int warp_column,
-                           const float (&accumulators)[kAFragments][2 * kBFragments][4]) {
+// ---- storing
+
+using Accumulators = float[kAFragments][2 * kBFragments][4];
+
+// Where a warp stores its sums.
+struct WarpTarget {
+  // Rows and columns that C has there.
+  int rows, columns;
+  // This lane's first elements of C and of the bias.
+  int64_t element, bias;
+};
+template <class SourceA, class SourceB>
+__device__ WarpTarget target_of(const TileGemm<SourceA, SourceB>& g, const TileTask& task, int warp_row,
+                                int warp_column) {
+  const int64_t row = task.row + warp_row, column = task.column + warp_column;
+  const int lane_row = lane_index() / 4, lane_column = lane_index() % 4 * 2;
   const int64_t matrix = g.groups == TileGroups::m ? task.first * g.s.ldc : task.group * g.s.stride_c;
-  float alpha = g.alpha;
-  if constexpr (std::is_same_v<Source, CodeSource>) alpha *= g.a.scale_of_tensor() * g.b.scale_of_tensor();
-  CAPSTAN_UNROLL
-  for (int m = 0; m < kAFragments; ++m) CAPSTAN_UNROLL
-  for (int n = 0; n < 2 * kBFragments; ++n) CAPSTAN_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const int64_t row = task.row + warp_row + 16 * m + lane_index() / 4 + i / 2 * 8;
-    const int64_t column = task.column + warp_column + 8 * n + lane_index() % 4 * 2 + i % 2;
-    if (row >= task.m || column >= g.s.n) continue;
-    const int64_t at = matrix + row * g.s.ldc + column;
-    float value = alpha * accumulators[m][n][i];
-    if (g.beta != 0) value += g.beta * g.c.at(at);
-    if (g.bias) value += g.bias.at(task.group * g.s.n + column);
-    g.c.put(at, value);
-  }
+  return {narrow<int>(std::min<int64_t>(task.m - row, kWarpRows)),
+          narrow<int>(std::min<int64_t>(g.s.n - column, kWarpCols)),
+          matrix + (row + lane_row) * g.s.ldc + column + lane_column,
+          task.group * g.s.n + column + lane_column};
 }
+
+// Stores the sums of a warp in a matrix of type T; `to`: this lane's first element. kComplete: the matrix has
+// all rows and columns of the warp, and two neighboring elements are aligned to their size.
+template <class T, bool kComplete, class SourceA, class SourceB>
+__device__ __forceinline__ void store_sums_as(const TileGemm<SourceA, SourceB>& g, T* to,
+                                           const WarpTarget& target, Accumulators& sums) {
+  constexpr int kPair = 2 * sizeof(T);
+  // From this lane's first element on.
+  const int rows_left = target.rows - lane_index() / 4, columns_left = target.columns - lane_index() % 4 * 2;
+  // body(n, elements of C, two sums) for two neighboring columns, of which the second may be missing.
+  const auto for_pairs = [&](const auto& body) {
+    CAPSTAN_UNROLL
+    for (int m = 0; m < 2 * kAFragments; ++m) {
+      T* const line = to + 8 * m * g.s.ldc;
+      CAPSTAN_UNROLL
+      for (int n = 0; n < 2 * kBFragments; ++n)
+        if (kComplete || (8 * m < rows_left && 8 * n < columns_left))
+          body(n, line + 8 * n, sums[m / 2][n][m % 2 * 2], sums[m / 2][n][m % 2 * 2 + 1]);
+    }
+  };
+  const auto has_second = [&](int n) { return kComplete || 8 * n + 1 < columns_left; };
+  float alpha = g.alpha;
+  if constexpr (std::is_same_v<SourceA, CodeSource>) alpha *= g.a.scale_of_tensor() * g.b.scale_of_tensor();
+  for_pairs([&](int, const T*, float& low, float& high) { low *= alpha, high *= alpha; });
+  // All elements are read before the first is written, so that the reads need not wait for each other.
+  if (g.beta != 0)
+    for_pairs([&](int n, const T* at, float& low, float& high) {
+      if constexpr (kComplete) at = static_cast<const T*>(__builtin_assume_aligned(at, kPair));
+      low += g.beta * to_float(at[0]);
+      if (has_second(n)) high += g.beta * to_float(at[1]);
+    });
+  if (g.bias) {
+    Group<2> bias[2 * kBFragments];
+    CAPSTAN_UNROLL
+    for (int n = 0; n < 2 * kBFragments; ++n)
+      bias[n] = g.bias.template group<2>(target.bias + 8 * n, columns_left - 8 * n);
+    for_pairs([&](int n, const T*, float& low, float& high) { low += bias[n][0], high += bias[n][1]; });
+  }
+  for_pairs([&](int n, T* at, float low, float high) {
+    if constexpr (kComplete) {
+      uint32_t words[2] = {std::bit_cast<uint32_t>(low), std::bit_cast<uint32_t>(high)};
+      if constexpr (!std::is_same_v<T, float>) words[0] = pack_pair<T>(low, high);
+      store_words<kPair>(at, words);
+    } else {
+      at[0] = from_float<T>(low);
+      if (has_second(n)) at[1] = from_float<T>(high);
+    }
+  });
+}
+template <class SourceA, class SourceB>
+__device__ void store_sums(const TileGemm<SourceA, SourceB>& g, const WarpTarget& target,
+                           Accumulators& sums) {
+  const auto store_as = [&](auto type) {
+    using T = decltype(type);
+    T* const to = static_cast<T*>(g.c.p) + target.element;
+    const bool complete = target.rows == kWarpRows && target.columns == kWarpCols && g.s.ldc % 2 == 0 &&
+                          reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T)) == 0;
+    if (complete)
+      store_sums_as<T, true>(g, to, target, sums);
+    else
+      store_sums_as<T, false>(g, to, target, sums);
+  };
+  if (g.c.type == DType::f32)
+    store_as(float{});
+  else if (g.c.type == DType::bf16)
+    store_as(bf16{});
+  else
+    store_as(f16{});
+}
+
+// ---- the kernel
 
 template <class Source>
 inline constexpr int kTileStages = Source::kTerms == 1 ? 3 : 2;
@@ -280,61 +482,119 @@ inline constexpr int kTileStages = Source::kTerms == 1 ? 3 : 2;
 template <class Source>
 inline constexpr int kStageChunks = 2 * Source::kTerms* kTileChunks;
 
-template <class Source>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, Source::kBlocks) tile_kernel(TileGemm<Source> g) {
-  constexpr int kStages = kTileStages<Source>, kTerms = Source::kTerms;
+// Adds the products of the tiles in a stage to a warp's sums.
+//
+// With several terms, the products of a step are added to each other, and their sum to `sums` by an addition
+// in fp32, which rounds to nearest. Tensor cores cut off the bits that an accumulator cannot hold (M. Fasi,
+// N. Higham, M. Mikaitis, S. Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science
+// 7:e330, 2021): errors of one direction, which would grow with the number of matrix operations on a sum. The
+// simulation's operations round to nearest, so that no test there shows the difference.
+template <class Source, class FragmentsA, class FragmentsB>
+__device__ __forceinline__ void multiply_step(const Shared<Bytes16>& memory, int stage,
+                                              const FragmentsA& a_fragments, const FragmentsB& b_fragments,
+                                              Accumulators& sums) {
+  constexpr int kTerms = Source::kTerms;
+  Accumulators part = {};
+  CAPSTAN_UNROLL
+  for (int k = 0; k < kDepth; k += 16) {
+    uint32_t a[kTerms * kAFragments][4], b[kTerms * kBFragments][4];
+    a_fragments.load(memory, stage, k, a);
+    b_fragments.load(memory, stage + kTerms * kTileChunks, k, b);
+    multiply_add<typename Source::Term, kTerms>(kTerms == 1 ? sums : part, 0, a, b);
+  }
+  if constexpr (kTerms > 1) {
+    CAPSTAN_UNROLL
+    for (int m = 0; m < kAFragments; ++m) CAPSTAN_UNROLL
+    for (int n = 0; n < 2 * kBFragments; ++n) CAPSTAN_UNROLL
+    for (int i = 0; i < 4; ++i) sums[m][n][i] += part[m][n][i];
+  }
+}
+
+template <class SourceA, class SourceB>
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, SourceA::kBlocks)
+    tile_kernel(CAPSTAN_KERNEL_PARAMETER const TileGemm<SourceA, SourceB> g) {
+  constexpr int kStages = kTileStages<SourceA>, kTerms = SourceA::kTerms, kChunks = kStageChunks<SourceA>;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
-  const TileTask task = task_of(g);
+  // In shared memory, so that it takes no registers until the end.
+  CAPSTAN_SHARED(TileTask, tasks, 1);
+  if (warp_index() == 0) {
+    const TileTask task = task_of(g);
+    if (lane_index() == 0) tasks[0] = task;
+  }
+  sync_threads();
+  const TileTask task = tasks[0];
   // The grid may have more blocks than the groups have tiles.
   if (!task.exists) return;
-  const TileOrigin a_origin = origin_of(g, task, true), b_origin = origin_of(g, task, false);
   const int warp_row = warp_index() / kWarpsAcross * kWarpRows,
             warp_column = warp_index() % kWarpsAcross * kWarpCols;
   // This warp has no elements of C.
   const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
-  const int64_t steps = ceil_div(task.k, kDepth);
-
-  const auto fill = [&](int64_t step) {
-    if (step < steps) {
-      const int first = static_cast<int>(step % kStages) * kStageChunks<Source>;
-      fill_tile(g.a, a_origin, task.row, task.m, step * kDepth, task.k, memory, first);
-      fill_tile(g.b, b_origin, task.column, g.s.n, step * kDepth, task.k, memory,
-                first + kTerms * kTileChunks);
+  const auto steps = narrow<int>(ceil_div(task.k, kDepth));
+  const int last_depth = static_cast<int>(task.k - int64_t{steps - 1} * kDepth);
+  const TileOrigin a_origin = origin_of(g.a, g.groups, task, true, g.s.stride_a),
+                   b_origin = origin_of(g.b, g.groups, task, false, g.s.stride_b);
+  TileLoader<SourceA> a_tiles(g.a, a_origin, task.row, task.m);
+  TileLoader<SourceB> b_tiles(g.b, b_origin, task.column, g.s.n);
+  const auto next = [](int stage) { return stage == (kStages - 1) * kChunks ? 0 : stage + kChunks; };
+  // The first steps, whose tiles are copied; those of the others are filled.
+  int copied_steps = 0, to = 0;
+  if constexpr (SourceA::kCanCopy)
+    if (g.a.can_copy(a_origin, task.row, task.m) && g.b.can_copy(b_origin, task.column, g.s.n))
+      copied_steps = narrow<int>(task.k / kDepth);
+  const auto copy = [&] {
+    if constexpr (SourceA::kCanCopy) {
+      a_tiles.copy(memory, to);
+      b_tiles.copy(memory, to + kTerms * kTileChunks);
     }
-    commit_copies();
+    to = next(to);
   };
-  for (int64_t step = 0; step < kStages - 1; ++step) fill(step);
-
-  float accumulators[kAFragments][2 * kBFragments][4] = {};
-  for (int64_t step = 0; step < steps; ++step) {
-    wait_for_copies<kStages - 2>();
-    // After the barrier the stage of this step is loaded, and no warp reads the stage that fill() writes.
-    sync_threads();
-    fill(step + kStages - 1);
-    if (idle) continue;
-    const int first = static_cast<int>(step % kStages) * kStageChunks<Source>;
-    for (int k = 0; k < kDepth; k += 16) {
-      uint32_t a[kTerms * kAFragments][4], b[kTerms * kBFragments][4];
-      load_fragments<true, kTerms, kAFragments>(g.a.by_k, warp_row, k, memory, first, a);
-      load_fragments<false, kTerms, kBFragments>(g.b.by_k, warp_column, k, memory,
-                                                 first + kTerms * kTileChunks, b);
-      multiply_add<typename Source::Term, kTerms>(accumulators, 0, a, b);
-    }
+  const auto fill = [&](int step) {
+    if (step >= steps) return;
+    const int depth = step == steps - 1 ? last_depth : kDepth;
+    a_tiles.fill(memory, to, depth);
+    b_tiles.fill(memory, to + kTerms * kTileChunks, depth);
+    to = next(to);
+  };
+  for (int step = 0; step < kStages - 1; ++step) {
+    if (step < copied_steps)
+      copy();
+    else
+      fill(step);
+    commit_copies();
   }
+
+  const FragmentLoader<SourceA, true, kAFragments> a_fragments(warp_row);
+  const FragmentLoader<SourceB, false, kBFragments> b_fragments(warp_column);
+  Accumulators sums = {};
+  int step = 0, stage = 0;
+  // Multiplies the tiles of all steps before `end`; load(): starts to load those of a later step.
+  const auto multiply = [&](int end, const auto& load) {
+    for (; step < end; ++step, stage = next(stage)) {
+      wait_for_copies<kStages - 2>();
+      // After the barrier the stage of this step is loaded, and no warp reads the stage that load() writes.
+      sync_threads();
+      load(step + kStages - 1);
+      commit_copies();
+      if (idle) continue;
+      multiply_step<SourceA>(memory, stage, a_fragments, b_fragments, sums);
+    }
+  };
+  if constexpr (SourceA::kCanCopy) multiply(copied_steps - (kStages - 1), [&](int) { copy(); });
+  multiply(steps, fill);
   wait_for_copies<0>();
-  if (!idle) store_tile(g, task, warp_row, warp_column, accumulators);
+  if (!idle) store_sums(g, target_of(g, tasks[0], warp_row, warp_column), sums);
 }
 
 // ---- launches
 
-template <class Source>
-void launch_tiles(Context& c, const TileGemm<Source>& g) {
+template <class SourceA, class SourceB>
+void launch_tiles(Context& c, const TileGemm<SourceA, SourceB>& g) {
   const int64_t across = ceil_div(g.s.n, int64_t{kGemmTile});
   const int64_t down = g.groups == TileGroups::m ? ceil_div(g.s.m, int64_t{kGemmTile}) + g.count
                                                  : g.count * ceil_div(g.s.m, int64_t{kGemmTile});
   const Grid grid{across * down, kGemmThreads,
-                  size_t{kTileStages<Source>} * kStageChunks<Source> * sizeof(Bytes16)};
-  launch(c, grid, tile_kernel<Source>, g);
+                  size_t{kTileStages<SourceA>} * kStageChunks<SourceA> * sizeof(Bytes16)};
+  launch(c, grid, tile_kernel<SourceA, SourceB>, g);
 }
 
 // All rows of a matrix with scales: those of the groups or of the batch lie one after the other.
@@ -348,23 +608,30 @@ CodeSource code_source(const Operand& x, int64_t rows, int64_t k) {
 
 void launch_problem(Context& c, const GemmShape& s, TileGroups groups, const int64_t* sizes, int64_t count,
                     const Operand& a, const Operand& b, Out out, float alpha, float beta, In bias) {
+  const auto run = [&]<class SourceA, class SourceB>(const SourceA& source_a, const SourceB& source_b) {
+    launch_tiles(c, TileGemm<SourceA, SourceB>{s, groups, sizes, count, source_a, source_b,
+                                               array_of<Any>(out), alpha, beta, array_of<Any>(bias)});
+  };
   if (a.layout != ScaleLayout::none) {
     const bool many_a = groups == TileGroups::batch && s.stride_a != 0,
                many_b = groups != TileGroups::k && s.stride_b != 0;
-    launch_tiles(
-        c, TileGemm<CodeSource>{s, groups, sizes, count, code_source(a, many_a ? count * s.m : s.m, s.k),
-                                code_source(b, many_b ? count * s.n : s.n, s.k), array_of<Any>(out), alpha,
-                                beta, array_of<Any>(bias)});
-    return;
+    return run(code_source(a, many_a ? count * s.m : s.m, s.k),
+               code_source(b, many_b ? count * s.n : s.n, s.k));
   }
   by_type({In{a.data, a.dtype}}, [&](auto type) {
     using T = decltype(type);
-    if constexpr (!std::is_same_v<T, Any>)
-      launch_tiles(c,
-                   TileGemm<FloatSource<T>>{s, groups, sizes, count,
-                                            FloatSource<T>{static_cast<const T*>(a.data), s.lda, s.trans_a},
-                                            FloatSource<T>{static_cast<const T*>(b.data), s.ldb, !s.trans_b},
-                                            array_of<Any>(out), alpha, beta, array_of<Any>(bias)});
+    if constexpr (!std::is_same_v<T, Any>) {
+      const auto with_a = [&](const auto& source_a) {
+        if (s.trans_b)
+          run(source_a, FloatSource<T, false>{static_cast<const T*>(b.data), s.ldb});
+        else
+          run(source_a, FloatSource<T, true>{static_cast<const T*>(b.data), s.ldb});
+      };
+      if (s.trans_a)
+        with_a(FloatSource<T, true>{static_cast<const T*>(a.data), s.lda});
+      else
+        with_a(FloatSource<T, false>{static_cast<const T*>(a.data), s.lda});
+    }
   });
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/division.hpp"
 #include "tests/kernels/support.hpp"
 
 using namespace capstan;
@@ -60,13 +61,16 @@ Group group_of(const GemmShape& s, GemmGroups kind, int64_t index, int64_t first
   return g;
 }
 
-void check_groups(GemmShape s, GemmGroups kind, const std::vector<int64_t>& sizes, DType type, bool biased) {
+// aligned: rows begin at multiples of 8 elements, those of C at multiples of 2.
+void check_groups(GemmShape s, GemmGroups kind, const std::vector<int64_t>& sizes, DType type, bool biased,
+                  bool aligned = false) {
   const auto count = static_cast<int64_t>(sizes.size()),
              used = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   (kind == GemmGroups::m ? s.m : s.k) = used + 5;  // more than there are
   s.lda = (s.trans_a ? s.m : s.k) + 3, s.ldb = s.trans_b ? s.k : s.n, s.ldc = s.n + 1;
+  if (aligned) s.lda = round_up(s.lda, 8), s.ldb = round_up(s.ldb, 8), s.ldc = round_up(s.ldc, 2);
   const int64_t copies_b = kind == GemmGroups::m ? count : 1, copies_c = kind == GemmGroups::k ? count : 1;
-  s.stride_b = s.n * s.k, s.stride_c = s.m * s.ldc;
+  s.stride_b = (s.trans_b ? s.n : s.k) * s.ldb, s.stride_c = s.m * s.ldc;
   const Array a(type, random_values((s.trans_a ? s.k : s.m) * s.lda, 11)),
       b(type, random_values(copies_b * s.stride_b, 12)), c(type, random_values(copies_c * s.stride_c, 13)),
       bias(type, random_values(count * s.n, 14));
@@ -121,6 +125,26 @@ TEST_CASE("groups of rows and of the summed dimension, empty ones too") {
       check_groups(wide, GemmGroups::m, {300, 1, 217}, type, true);
       check_groups(wide, GemmGroups::k, {300, 1, 217}, type, false);
     }
+}
+
+TEST_CASE("groups of aligned rows, with complete and incomplete tiles") {
+  for (const DType type : kTypes)
+    for (int t = 0; t < 4; ++t) {
+      GemmShape s{.trans_a = (t & 1) != 0, .trans_b = (t & 2) != 0, .m = 72, .n = 136};
+      check_groups(s, GemmGroups::k, {136, 0, 7, 192}, type, false, true);
+      for (const int64_t k : {160, 150}) {
+        s.k = k;
+        check_groups(s, GemmGroups::m, {136, 0, 16, 192}, type, t % 2 == 0, true);
+      }
+    }
+}
+
+TEST_CASE("more groups than a warp has lanes") {
+  std::vector<int64_t> sizes(1100);
+  for (const size_t i : {0, 31, 32, 33, 500, 1023, 1024, 1098}) sizes[i] = static_cast<int64_t>(i % 7 + 1);
+  sizes[700] = 150;
+  for (const GemmGroups kind : {GemmGroups::m, GemmGroups::k})
+    check_groups({.trans_a = kind == GemmGroups::k, .m = 3, .n = 4, .k = 5}, kind, sizes, DType::bf16, false);
 }
 
 TEST_CASE("infinite, undefined and largest operands of a group give what they give in double") {
