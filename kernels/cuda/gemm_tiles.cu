@@ -409,7 +409,7 @@ __device__ WarpTarget target_of(const TileGemm<SourceA, SourceB>& g, const TileT
 // all rows and columns of the warp, and two neighboring elements are aligned to their size.
 template <class T, bool kComplete, class SourceA, class SourceB>
 __device__ __forceinline__ void store_sums_as(const TileGemm<SourceA, SourceB>& g, T* to,
-                                           const WarpTarget& target, Accumulators& sums) {
+                                              const WarpTarget& target, Accumulators& sums) {
   constexpr int kPair = 2 * sizeof(T);
   // From this lane's first element on.
   const int rows_left = target.rows - lane_index() / 4, columns_left = target.columns - lane_index() % 4 * 2;

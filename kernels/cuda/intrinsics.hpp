@@ -7,6 +7,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <type_traits>
 
 #include "kernels/common/shared_memory_limits.hpp"
@@ -385,6 +387,20 @@ struct Grid {
   size_t shared_bytes = 0;
 };
 
+// Lets a kernel have so much dynamic shared memory. The limit never becomes less: a graph may hold a launch
+// of the kernel with more.
+inline cudaError_t raise_shared_limit(const void* kernel, size_t bytes) {
+  static std::mutex& mutex = *new std::mutex;
+  static std::map<const void*, size_t>& limits = *new std::map<const void*, size_t>;
+  const std::scoped_lock lock(mutex);
+  size_t& limit = limits[kernel];
+  if (bytes <= limit) return cudaSuccess;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (status == cudaSuccess) limit = bytes;
+  return status;
+}
+
 // Enqueues kernel(arguments …) for every thread of the grid on the stream of the context. A grid without
 // blocks runs nothing. An error is reported in the context's slot.
 template <class... P>
@@ -397,9 +413,7 @@ void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_
   if (grid.blocks > INT32_MAX) return report("a launch has more blocks than a GPU runs, which are 2^31 - 1");
   cudaError_t status = cudaSuccess;
   if (raises_shared_limit(grid.shared_bytes))
-    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(grid.shared_bytes));
+    status = raise_shared_limit(reinterpret_cast<const void*>(kernel), grid.shared_bytes);
   if (status == cudaSuccess) {
     void* addresses[] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
     status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(grid.blocks)),

@@ -310,11 +310,10 @@ TEST_CASE("where cuBLASLt has no algorithm: without the bias, on tiles, or refus
   CHECK(gemms() == before);
   std::vector<std::string> notes;
   while (const char* const note = testing::table().next_note()) notes.emplace_back(note);
-  CHECK(std::ranges::count(
-            notes,
-            "cuBLASLt has no algorithm for C [24, 48] f32 = A [24, 256] f8e4m3 times B [256, 48] "
-            "f8e4m3, stored transposed: CUBLAS_STATUS_NOT_SUPPORTED: the search has found "
-            "none; a slower kernel computes it") == 1);
+  CHECK(std::ranges::count(notes,
+                           "cuBLASLt has no algorithm for C [24, 48] fp32 = A [24, 256] fp8 e4m3 times B "
+                           "[256, 48] fp8 e4m3, stored transposed: CUBLAS_STATUS_NOT_SUPPORTED: the search "
+                           "has found none; a slower kernel computes it") == 1);
   s.m = 7;
   Array y = Array::zeros(DType::f32, s.m * s.n);
   Launch launch(1);
