@@ -84,7 +84,8 @@ TEST_CASE("gradients of norms over many rows, and over wide ones") {
   const auto& norm = *table().norm;
   for (bool rms : {false, true})
     for (DType type : kTypes)
-      for (const auto [rows, cols] : {std::array<int64_t, 2>{701, 19}, {3, 5003}}) {
+      for (const auto [rows, cols] :
+           {std::array<int64_t, 2>{701, 19}, {261, 264}, {3, 5003}, {3, 8192}, {3, 8201}}) {
         INFO("rms=", rms, " ", text(type), " rows=", rows, " cols=", cols);
         const kernels::NormRows shape{rows, cols, 1, 0, cols};
         const Array x(type, random_values(rows * cols, 1)), dy(type, random_values(rows * cols, 2)),
