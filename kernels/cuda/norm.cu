@@ -1,8 +1,9 @@
 // LayerNorm and RMSNorm, one block of threads per row. Bytes moved in fp32: forward 8 rows cols (16 with the
-// residual), backward 12 (16 when accumulating); a row is kept in shared memory, or read again from the L2
-// cache. Gradients of gamma and beta: a block adds those of consecutive rows, and a second kernel adds the
-// blocks in order. The maximum and the row-wise codes of a quantized output are written with y, its
-// column-wise codes by a second kernel, which reads y again.
+// residual), backward 12 (16 when accumulating); a row is kept in shared memory (forward) or in registers
+// (backward), and wider ones are read again from the L2 cache. Gradients of gamma and beta: a block adds
+// those of consecutive rows, and a second kernel adds the blocks in a fixed order. The maximum and the
+// row-wise codes of a quantized output are written with y, its column-wise codes by a second kernel, which
+// reads y again.
 #include "kernels/norm.hpp"
 
 #include "kernels/cuda/families.hpp"

@@ -34,16 +34,19 @@ struct NormWeights {
 
 // One head of a row: the queries of each group, then its key, as in packed QKV.
 struct HeadIndex {
-  int64_t row, group, head;
+  int64_t row;
+  int group, head;
   bool key;
 };
-__device__ HeadIndex head_index(const RopeShape& s, int64_t row, int64_t index) {
-  const int64_t per_group = s.heads_per_group + 1, head = index % per_group;
+// Divides integers of 32 bits: GPUs take several times as long for those of 64.
+__device__ HeadIndex head_index(const RopeShape& s, int64_t row, int index) {
+  const int per_group = narrow<int>(s.heads_per_group) + 1, group = index / per_group,
+            head = index - group * per_group;
   const bool key = head == s.heads_per_group;
-  return {row, index / per_group, key ? 0 : head, key};
+  return {row, group, key ? 0 : head, key};
 }
-__device__ int64_t heads_of_row(const RopeShape& s) {
-  return s.groups * (s.heads_per_group + 1);
+__device__ int heads_of_row(const RopeShape& s) {
+  return narrow<int>(s.groups * (s.heads_per_group + 1));
 }
 
 // body(i, j, cosine, sine) for the pairs of elements of this lane; the elements that do not rotate come
@@ -199,7 +202,7 @@ struct RopeForward {
 template <class T>
 __global__ void rope_forward_kernel(RopeForward<T> f) {
   const RopeShape& s = f.s;
-  for (int64_t head = warp_index(); head < heads_of_row(s); head += block_threads() / kWarp) {
+  for (int head = warp_index(); head < heads_of_row(s); head += block_threads() / kWarp) {
     const HeadIndex p = head_index(s, block_index(), head);
     const HeadArray<T>&in = p.key ? f.k : f.q, &out = p.key ? f.k_out : f.q_out;
     const NormWeights<T>& weights = p.key ? f.k_weights : f.q_weights;
@@ -321,7 +324,7 @@ __global__ void rope_backward_kernel(RopeBackward<T> b) {
   }
   const int64_t begin = block_index() * b.block, end = s.rows < begin + b.block ? s.rows : begin + b.block;
   for (int64_t row = begin; row < end; ++row)
-    for (int64_t head = warp_index(); head < heads_of_row(s); head += warps) {
+    for (int head = warp_index(); head < heads_of_row(s); head += warps) {
       const HeadIndex p = head_index(s, row, head);
       backward_of_head(b, p, sums, mine + (p.key ? 2 * s.head_dim : 0));
     }
@@ -334,19 +337,17 @@ __global__ void rope_backward_kernel(RopeBackward<T> b) {
   }
 }
 
-// The gradients += the sums of their partial rows, in order.
+// The gradients += the sums of their partial rows.
 __global__ void add_rope_partials_kernel(const float* partials, int64_t blocks, int64_t head_dim,
                                          QkNormGradients gradients) {
-  const int64_t i = global_thread();
-  if (i >= 4 * head_dim) return;
-  float sum = 0;
-  for (int64_t block = 0; block < blocks; ++block) sum += partials[block * 4 * head_dim + i];
-  const int64_t which = i / head_dim;
+  const int64_t i = block_index() * kWarp + lane_index(), which = i / head_dim;
   float* const to = which == 0   ? gradients.q_gamma
                     : which == 1 ? gradients.q_beta
                     : which == 2 ? gradients.k_gamma
-                                 : gradients.k_beta;
-  if (to) to[i % head_dim] += sum;
+                    : which == 3 ? gradients.k_beta
+                                 : nullptr;
+  const float sum = column_sum(to ? partials + i : nullptr, blocks, 4 * head_dim);
+  if (to && warp_index() == 0) to[i % head_dim] += sum;
 }
 
 int64_t backward_block(const RopeShape& s) {
@@ -392,7 +393,7 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
             launch(c, {blocks, threads, static_cast<size_t>(shared)}, rope_backward_kernel<T>, b);
           });
   if (partial)
-    launch(c, {ceil_div(4 * s.head_dim, int64_t{128}), 128}, add_rope_partials_kernel,
+    launch(c, {ceil_div(4 * s.head_dim, int64_t{kWarp}), kColumnSumThreads}, add_rope_partials_kernel,
            static_cast<const float*>(partials), blocks, s.head_dim, gradients);
 }
 
