@@ -50,34 +50,55 @@ struct NotQuantized {
   static constexpr bool kExists = false;
 };
 
+// What is known of rows at compile time: nothing, or that they consist of aligned vectors, with gamma and
+// beta of the same type, and which norm it is.
+enum class KnownRows : uint8_t { none, layer_vectors, rms_vectors };
+
 // Each thread reads and writes the same columns in every pass: no barrier but those of the sums.
-template <class T, class Output>
+template <class T, class Output, KnownRows kRows>
 __global__ void norm_forward_kernel(ForwardNorm<T> f, Output quantized) {
   // A vector for each group of columns: lanes access neighboring ones, without bank conflicts.
   CAPSTAN_DYNAMIC_SHARED(Bytes16, row);
   constexpr int kSize = kGroup<T>;
-  const int cols = narrow<int>(f.rows.cols), groups = ceil_div(cols, kSize);
+  constexpr bool kVectors = kRows != KnownRows::none;
+  const bool rms = kVectors ? kRows == KnownRows::rms_vectors : f.rms;
+  const int cols = narrow<int>(f.rows.cols), groups = narrow<int>(ceil_div(cols, kSize));
   const int64_t at = f.rows.start(block_index());
-  const Array<T> x = f.x.from(at), residual = f.residual.from(at), sum = f.sum.from(at), y = f.y.from(at);
-  Array<T> stored = x;
-  if (residual) stored = sum;
-  const auto load = [&](int g) {
-    return g < f.cached ? Cached<T>::unpack(row[g]) : stored.load(g * kSize, cols - g * kSize);
+  const auto load = [&](const Array<T>& array, int g) {
+    if constexpr (kVectors)
+      return array.unpack(load_16(array.p + at + g * kSize));
+    else
+      return array.load(at + g * kSize, cols - g * kSize);
+  };
+  const auto store = [&](const Array<T>& array, int g, const Group<kSize>& group) {
+    if constexpr (kVectors)
+      store_16(array.p + at + g * kSize, array.pack(group));
+    else
+      array.store(at + g * kSize, cols - g * kSize, group);
+  };
+  const auto load_weights = [&](const Array<Any>& weights, int g) {
+    if constexpr (kVectors)
+      return Array<T>::unpack(load_16(static_cast<const T*>(weights.p) + g * kSize));
+    else
+      return weights.template group<kSize>(g * kSize, cols - g * kSize);
+  };
+  const auto load_again = [&](int g) {
+    if (g < f.cached) return Cached<T>::unpack(row[g]);
+    return f.residual ? load(f.sum, g) : load(f.x, g);
   };
 
   float total = 0, squares = 0;
   for (int g = thread_index(); g < groups; g += block_threads()) {
-    const int i = g * kSize, count = cols - i;
-    auto group = x.load(i, count);
-    if (residual) {
-      const auto other = residual.load(i, count);
+    auto group = load(f.x, g);
+    if (f.residual) {
+      const auto other = load(f.residual, g);
       for (int k = 0; k < kSize; ++k) group[k] += other[k];
-      sum.store(i, count, group);
+      store(f.sum, g, group);
       // Normalizes the sum as stored (rounded), because the backward pass reads it.
       if constexpr (std::is_same_v<T, Any>)
-        group = sum.load(i, count);
+        group = load(f.sum, g);
       else
-        group = sum.unpack(sum.pack(group));
+        group = f.sum.unpack(f.sum.pack(group));
     }
     if (g < f.cached) row[g] = Cached<T>::pack(group);
     for (int k = 0; k < kSize; ++k) {
@@ -87,51 +108,62 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f, Output quantized) {
   }
   const float inverse_cols = 1.0f / static_cast<float>(cols);
   float mean = 0;
-  if (!f.rms) {
+  if (!rms) {
     mean = block_sum(total) * inverse_cols;
     squares = 0;
     for (int g = thread_index(); g < groups; g += block_threads()) {
-      const auto group = load(g);
+      const auto group = load_again(g);
       for (int k = 0; k < kSize; ++k)
-        if (g * kSize + k < cols) squares += (group[k] - mean) * (group[k] - mean);
+        if (kVectors || g * kSize + k < cols) squares += (group[k] - mean) * (group[k] - mean);
     }
   }
   const float rstd = 1.0f / std::sqrt(block_sum(squares) * inverse_cols + f.eps);
   if (thread_index() == 0) {
-    if (!f.rms) f.mean[block_index()] = mean;
+    if (!rms) f.mean[block_index()] = mean;
     f.rstd[block_index()] = rstd;
   }
   uint32_t largest = 0;
   // All threads of a warp take part in the codes of its columns.
   for (int begin = 0; begin < groups; begin += block_threads()) {
-    const int g = begin + thread_index(), i = g * kSize, count = cols - i;
+    const int g = begin + thread_index();
     Group<kSize> group = {};
     if (g < groups) {
-      group = load(g);
-      const auto gamma = f.gamma.template group<kSize>(i, count);
+      group = load_again(g);
+      const auto gamma = load_weights(f.gamma, g);
       for (int k = 0; k < kSize; ++k) group[k] = (group[k] - mean) * rstd * (gamma[k] + f.gamma_offset);
-      if (f.beta) {
-        const auto beta = f.beta.template group<kSize>(i, count);
+      if (!(kVectors && rms) && f.beta) {
+        const auto beta = load_weights(f.beta, g);
         for (int k = 0; k < kSize; ++k) group[k] += beta[k];
       }
-      y.store(i, count, group);
+      store(f.y, g, group);
     }
     if constexpr (Output::kExists) {
       // Encodes y as it is stored, after rounding, and zeros after the last column.
       if constexpr (std::is_same_v<T, Any>) {
-        group = y.load(i, count);
+        group = load(f.y, g);
       } else {
         for (int k = 0; k < kSize; ++k)
-          if (k >= count) group[k] = 0;
-        group = y.unpack(y.pack(group));
+          if (g * kSize + k >= cols) group[k] = 0;
+        group = f.y.unpack(f.y.pack(group));
       }
       largest = Max<uint32_t>()(largest_of_values<kSize>(group.v), largest);
       if (quantized.rows.to.codes)
-        encode_row<Output::kCodes, kSize>(quantized.rows, block_index(), i, group.v);
+        encode_row<Output::kCodes, kSize>(quantized.rows, block_index(), g * kSize, group.v);
     }
   }
   if constexpr (Output::kExists)
     if (quantized.amax) record_maximum(largest, quantized.amax);
+}
+// Whether rows consist of vectors of `size` elements, aligned in all arrays of one type, as are those of the
+// weights, which are of that type as well.
+bool has_vectors(const NormRows& rows, int size, std::initializer_list<In> arrays,
+                 std::initializer_list<In> weights) {
+  const auto divides = [=](int64_t value) { return value % size == 0; };
+  const auto fits = [&](const In& x) {
+    return !x || (reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.dtype == arrays.begin()->dtype);
+  };
+  return divides(rows.cols) && divides(rows.inner_stride) && divides(rows.outer_stride) &&
+         std::all_of(arrays.begin(), arrays.end(), fits) && std::all_of(weights.begin(), weights.end(), fits);
 }
 
 WorkspaceSize forward_workspace(NormRows) {
@@ -157,15 +189,24 @@ void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In
                            eps,
                            mean,
                            rstd};
-    const Grid grid{rows.rows, threads_for(rows.cols, kGroup<T>),
+    // Few threads, each with several vectors: a warp's work for the row itself is that for one of them.
+    constexpr int kThreads = 128;
+    const Grid grid{rows.rows, threads_for(rows.cols, kGroup<T>, kThreads),
                     static_cast<size_t>(cached) * sizeof(Bytes16)};
-    if (quantized)
-      by_layout_of_output(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
-        using Output = QuantizedRows<kLayout>;
-        launch(c, grid, norm_forward_kernel<T, Output>, f, Output{task.rows, task.amax});
-      });
-    else
-      launch(c, grid, norm_forward_kernel<T, NotQuantized>, f, NotQuantized());
+    const auto launch_kernel = [&]<KnownRows kRows>(std::integral_constant<KnownRows, kRows>) {
+      if (quantized)
+        by_layout_of_output(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+          using Output = QuantizedRows<kLayout>;
+          launch(c, grid, norm_forward_kernel<T, Output, kRows>, f, Output{task.rows, task.amax});
+        });
+      else
+        launch(c, grid, norm_forward_kernel<T, NotQuantized, kRows>, f, NotQuantized());
+    };
+    if constexpr (!std::is_same_v<T, Any>)
+      if (has_vectors(rows, kGroup<T>, {x, residual, sum, y}, {gamma, beta}))
+        return rms ? launch_kernel(std::integral_constant<KnownRows, KnownRows::rms_vectors>())
+                   : launch_kernel(std::integral_constant<KnownRows, KnownRows::layer_vectors>());
+    launch_kernel(std::integral_constant<KnownRows, KnownRows::none>());
   });
   fill_scale_gaps(c, task.rows);
   if (!quantized.columns.codes) return;
