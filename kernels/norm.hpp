@@ -16,6 +16,8 @@ struct NormRows {
 
   // Index of the first element of row `row`.
   CAPSTAN_HOST_DEVICE constexpr int64_t start(int64_t row) const {
+    // Plain rows without divisions, of which GPUs have no instruction.
+    if (inner == 1) return row * outer_stride;
     return row / inner * outer_stride + row % inner * inner_stride;
   }
 };

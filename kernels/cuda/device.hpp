@@ -80,6 +80,39 @@ __device__ inline float block_max(float value, Location at = {}) {
   return block_reduce(value, -INFINITY, Max(), at);
 }
 
+// Replaces each value by its sum over all threads, with the barriers of one reduction.
+template <int kCount>
+__device__ void block_sums(float (&values)[kCount], Location at = {}) {
+  CAPSTAN_SHARED(float, of_warps, kCount* kWarp);
+  reduce_lanes(values, Sum(), kWarp, at);
+  if (block_threads() == kWarp) return;
+  if (lane_index() == 0)
+    for (int i = 0; i < kCount; ++i) of_warps[i * kWarp + warp_index()] = values[i];
+  sync_threads(at);
+  for (int i = 0; i < kCount; ++i)
+    values[i] = lane_index() < block_threads() / kWarp ? of_warps[i * kWarp + lane_index()] : 0.0f;
+  reduce_lanes(values, Sum(), kWarp, at);
+  // Before the next call writes its values.
+  sync_threads(at);
+}
+
+// Sums of the columns of partial rows: a block of threads has 32 columns. Each warp adds every eighth row,
+// and the first one gets the sums of the warps, added in order. `column`: that of this lane, whose rows are
+// `stride` apart; null: none.
+inline constexpr int kColumnSumThreads = 256;
+__device__ inline float column_sum(const float* column, int64_t rows, int64_t stride, Location at = {}) {
+  CAPSTAN_SHARED(float, of_warps, kColumnSumThreads);
+  float sum = 0;
+  if (column)
+    for (int64_t row = warp_index(); row < rows; row += kColumnSumThreads / kWarp)
+      sum += column[row * stride];
+  of_warps[thread_index()] = sum;
+  sync_threads(at);
+  if (warp_index() != 0) return 0;
+  for (int i = lane_index() + kWarp; i < kColumnSumThreads; i += kWarp) sum += of_warps[i];
+  return sum;
+}
+
 // ---- arrays
 
 // Consecutive elements that a thread processes at a time, as fp32: 16 bytes of the array's type.
@@ -109,36 +142,60 @@ template <class T>
 struct Array {
   static constexpr int kSize = kGroup<T>;
   T* p;
+  // The array from element i on; none where there is none.
+  __device__ Array from(int64_t i) const { return {p ? p + i : nullptr}; }
   __device__ float at(int64_t i) const { return to_float(p[i]); }
   __device__ void put(int64_t i, float value) const { p[i] = from_float<T>(value); }
   __device__ bool is_vector(int64_t i, int64_t count) const {
     return count >= kSize && reinterpret_cast<uintptr_t>(p + i) % 16 == 0;
   }
-  __device__ Group<kSize> load(int64_t i, int64_t count) const {
-    Group<kSize> group;
-    if (is_vector(i, count)) {
-      const auto vector = std::bit_cast<Vector>(load_16(p + i));
-      for (int k = 0; k < kSize; ++k) group.v[k] = to_float(vector.values[k]);
-    } else {
-      for (int k = 0; k < kSize; ++k) group.v[k] = k < count ? at(i + k) : 0.0f;
-    }
-    return group;
+  // The elements of load() as they are stored.
+  __device__ Bytes16 load_bytes(int64_t i, int64_t count) const {
+    if (is_vector(i, count)) return load_16(p + i);
+    Vector vector = {};
+    for (int k = 0; k < kSize; ++k)
+      if (k < count) vector.values[k] = p[i + k];
+    return std::bit_cast<Bytes16>(vector);
   }
+  __device__ Group<kSize> load(int64_t i, int64_t count) const { return unpack(load_bytes(i, count)); }
   __device__ void store(int64_t i, int64_t count, const Group<kSize>& group) const {
-    if (is_vector(i, count)) {
-      Vector vector;
-      for (int k = 0; k < kSize; ++k) vector.values[k] = from_float<T>(group.v[k]);
-      store_16(p + i, std::bit_cast<Bytes16>(vector));
-    } else {
-      for (int k = 0; k < kSize; ++k)
-        if (k < count) put(i + k, group.v[k]);
-    }
+    if (is_vector(i, count)) return store_16(p + i, pack(group));
+    for (int k = 0; k < kSize; ++k)
+      if (k < count) put(i + k, group[k]);
   }
   __host__ __device__ explicit operator bool() const { return p != nullptr; }
+
+  // A group from the 16 bytes of its elements, and back. Elements of 16 bits are converted by pairs, which
+  // takes the fewest instructions.
+  static __device__ Group<kSize> unpack(const Bytes16& bytes) {
+    if constexpr (std::is_same_v<T, float>) {
+      return std::bit_cast<Group<kSize>>(bytes);
+    } else {
+      const auto words = std::bit_cast<Words>(bytes);
+      Group<kSize> group;
+      for (int k = 0; k < kSize; k += 2) {
+        const auto [low, high] = unpack_pair<T>(words.values[k / 2]);
+        group[k] = low, group[k + 1] = high;
+      }
+      return group;
+    }
+  }
+  static __device__ Bytes16 pack(const Group<kSize>& group) {
+    if constexpr (std::is_same_v<T, float>) {
+      return std::bit_cast<Bytes16>(group);
+    } else {
+      Words words;
+      for (int k = 0; k < kSize; k += 2) words.values[k / 2] = pack_pair<T>(group[k], group[k + 1]);
+      return std::bit_cast<Bytes16>(words);
+    }
+  }
 
  private:
   struct alignas(16) Vector {
     T values[kSize];
+  };
+  struct alignas(16) Words {
+    uint32_t values[4];
   };
 };
 template <>
@@ -146,6 +203,9 @@ struct Array<Any> {
   static constexpr int kSize = kGroup<Any>;
   void* p;
   DType type;
+  __device__ Array from(int64_t i) const {
+    return {p ? static_cast<char*>(p) + i * (type == DType::f32 ? 4 : 2) : nullptr, type};
+  }
   __device__ float at(int64_t i) const {
     return type == DType::f32    ? of<float>()[i]
            : type == DType::bf16 ? to_float(of<bf16>()[i])
@@ -159,29 +219,42 @@ struct Array<Any> {
     else
       of<f16>()[i] = from_float<f16>(value);
   }
-  __device__ Group<kSize> load(int64_t i, int64_t count) const {
-    Group<kSize> group;
-    for (int k = 0; k < kSize; ++k) group.v[k] = k < count ? at(i + k) : 0.0f;
-    return group;
-  }
+  __device__ Group<kSize> load(int64_t i, int64_t count) const { return group<kSize>(i, count); }
   __device__ void store(int64_t i, int64_t count, const Group<kSize>& group) const {
-    for (int k = 0; k < kSize; ++k)
-      if (k < count) put(i + k, group.v[k]);
+    store_group(i, count, group);
   }
-  // `kCount` elements from i on, those from `count` on 0; the type is looked at once.
+  // `kCount` elements from i on, those from `count` on 0; the type is looked at once, and vectors are loaded
+  // where kCount elements consist of them.
   template <int kCount>
   __device__ Group<kCount> group(int64_t i, int64_t count) const {
     Group<kCount> result;
-    const auto convert = [&](const auto* values) {
-      for (int k = 0; k < kCount; ++k) result[k] = k < count ? to_float(values[k]) : 0.0f;
-    };
-    if (type == DType::f32)
-      convert(of<float>() + i);
-    else if (type == DType::bf16)
-      convert(of<bf16>() + i);
-    else
-      convert(of<f16>() + i);
+    by_element([&]<class T>(T* values) {
+      if constexpr (kCount % kGroup<T> == 0) {
+        for (int part = 0; part < kCount; part += kGroup<T>) {
+          const auto vector = Array<T>{values}.load(i + part, count - part);
+          for (int k = 0; k < kGroup<T>; ++k) result[part + k] = vector[k];
+        }
+      } else {
+        for (int k = 0; k < kCount; ++k) result[k] = k < count ? to_float(values[i + k]) : 0.0f;
+      }
+    });
     return result;
+  }
+  // Stores the first `count` elements of a group in the same way.
+  template <int kCount>
+  __device__ void store_group(int64_t i, int64_t count, const Group<kCount>& group) const {
+    by_element([&]<class T>(T* values) {
+      if constexpr (kCount % kGroup<T> == 0) {
+        for (int part = 0; part < kCount; part += kGroup<T>) {
+          Group<kGroup<T>> vector;
+          for (int k = 0; k < kGroup<T>; ++k) vector[k] = group[part + k];
+          Array<T>{values}.store(i + part, count - part, vector);
+        }
+      } else {
+        for (int k = 0; k < kCount; ++k)
+          if (k < count) values[i + k] = from_float<T>(group[k]);
+      }
+    });
   }
   __host__ __device__ explicit operator bool() const { return p != nullptr; }
 
@@ -189,6 +262,15 @@ struct Array<Any> {
   template <class T>
   __device__ T* of() const {
     return static_cast<T*>(p);
+  }
+  template <class Body>
+  __device__ void by_element(const Body& body) const {
+    if (type == DType::f32)
+      body(of<float>());
+    else if (type == DType::bf16)
+      body(of<bf16>());
+    else
+      body(of<f16>());
   }
 };
 template <class T>

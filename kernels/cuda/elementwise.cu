@@ -30,9 +30,13 @@ void fill(Context& c, Out x, float value, int64_t n) {
   });
 }
 
+// By vectors of 16-bit elements, and two of fp32.
 struct Convert {
+  static constexpr int kSize = 8;
   Array<Any> x, y;
-  __device__ void operator()(int64_t i, int64_t count) const { y.store(i, count, x.load(i, count)); }
+  __device__ void operator()(int64_t i, int64_t count) const {
+    y.store_group(i, count, x.group<kSize>(i, count));
+  }
 };
 
 // Rows of `units` values of type U, strided by units as well: a copy of bits.
@@ -65,7 +69,7 @@ void copy_bytes(Context& c, const void* x, int64_t x_stride, void* y, int64_t y_
 }
 
 void cast(Context& c, In x, Out y, int64_t n) {
-  if (x.dtype != y.dtype) return map<kGroup<Any>>(c, n, Convert{array_of<Any>(x), array_of<Any>(y)});
+  if (x.dtype != y.dtype) return map<Convert::kSize>(c, n, Convert{array_of<Any>(x), array_of<Any>(y)});
   // Rows of 64 KiB, and what is left.
   constexpr int64_t kRow = int64_t{64} << 10;
   const int64_t bytes = n * size_of(x.dtype), rows = bytes / kRow, rest = bytes % kRow;

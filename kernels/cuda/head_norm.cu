@@ -1,6 +1,6 @@
 // RMSNorm across the heads of a token, one block of threads per row of packed QKV. Bytes moved in fp32, R
 // elements of packed QKV: squares 4 R, forward 8 R, dots 8 R, backward 12 R. Gradients of gamma: a block adds
-// those of consecutive rows in shared memory, and a second kernel adds the blocks in order.
+// those of consecutive rows in shared memory, and a second kernel adds the blocks in a fixed order.
 #include "kernels/head_norm.hpp"
 
 #include "kernels/cuda/device.hpp"
@@ -197,17 +197,15 @@ __global__ void head_norm_backward_kernel(HeadNormBackward<T> b) {
     });
 }
 
-// The gradients of gamma += the sums of their partial rows, in order.
+// The gradients of gamma += the sums of their partial rows.
 __global__ void head_gamma_kernel(QkvRow row, const float* partials, int64_t blocks, float* dquery_gamma,
                                   float* dkey_gamma) {
-  const int64_t i = global_thread();
-  if (i >= row.width) return;
+  const int64_t i = block_index() * kWarp + lane_index();
   const QkvIndex index = row.index_of(i);
   float* to = index.slice == QkvSlice::key ? dkey_gamma : dquery_gamma;
-  if (index.slice == QkvSlice::value || !to) return;
-  float sum = 0;
-  for (int64_t block = 0; block < blocks; ++block) sum += partials[block * row.width + i];
-  to[index.gamma] += sum;
+  if (i >= row.width || index.slice == QkvSlice::value) to = nullptr;
+  const float sum = column_sum(to ? partials + i : nullptr, blocks, row.width);
+  if (to && warp_index() == 0) to[index.gamma] += sum;
 }
 
 int64_t gradient_block(const HeadNormShape& s) {
@@ -246,7 +244,7 @@ void backward(Context& c, HeadNormShape s, In dy, In qkv, const float* squares, 
     launch(c, {blocks, threads_for(width, kGroup<T>), shared}, head_norm_backward_kernel<T>, b);
   });
   if (gradients)
-    launch(c, {ceil_div(width, int64_t{128}), 128}, head_gamma_kernel, row_of(s.qkv),
+    launch(c, {ceil_div(width, int64_t{kWarp}), kColumnSumThreads}, head_gamma_kernel, row_of(s.qkv),
            static_cast<const float*>(partials), blocks, dquery_gamma, dkey_gamma);
 }
 

@@ -130,8 +130,12 @@ struct alignas(16) Bytes16 {
 __device__ inline Bytes16 load_16(const void* p) {
   return {*static_cast<const uint4*>(p)};
 }
-__device__ inline void store_16(void* p, const Bytes16& value) {
-  *static_cast<uint4*>(p) = value.words;
+// To global memory. From an assignment the compiler often makes four stores of 4 bytes.
+__device__ __forceinline__ void store_16(void* p, const Bytes16& value) {
+  const uint4& words = value.words;
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
 }
 // Stores 4 bytes at an address that is a multiple of 4.
 __device__ inline void store_4(void* p, uint32_t value) {
@@ -145,7 +149,7 @@ __device__ Bytes16 load_16(const Shared<T>& from, int64_t first, Location = {}) 
 }
 template <class T>
 __device__ void store_16(const Shared<T>& to, int64_t first, const Bytes16& value, Location = {}) {
-  store_16(to.data() + first, value);
+  *reinterpret_cast<uint4*>(to.data() + first) = value.words;
 }
 // kBytes (2, 4, 8 or 16) of words, the lowest byte first, to an address that is a multiple of kBytes.
 template <int kBytes>
@@ -304,6 +308,23 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+struct FloatPair {
+  float low, high;
+};
+// The values of pack_pair().
+template <class T>
+__device__ __forceinline__ FloatPair unpack_pair(uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+  } else {
+    FloatPair values;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(values.low), "=f"(values.high)
+        : "r"(pair));
+    return values;
+  }
 }
 
 __device__ inline float to_float(float x) {

@@ -20,13 +20,14 @@ constexpr int kMomentLanes = static_cast<int>(kMomentBlock) / kEach;
 // Elements of a tile, which lies within one range.
 constexpr int64_t kTile = int64_t{2} * kThreads * kEach;
 static_assert(kTile % kMomentBlock == 0);
-// Blocks of an update: several for each multiprocessor of the largest GPUs.
+// Blocks of an update: three times the three (kUpdateBlocks) that each of 132 multiprocessors runs at once.
 inline int64_t update_blocks() {
-  return looping_blocks(1024);
+  return looping_blocks(132 * 3 * 3);
 }
 // Blocks of a sum on this device, and those for which every device's workspace has room, as estimates for a
-// GPU without one take it. Each writes a partial result, so the number determines the order of summation.
-constexpr int64_t kMostSumBlocks = 256;
+// GPU without one take it: four for each of 132 multiprocessors, so that enough loads are on their way. Each
+// writes a partial result, so the number determines the order of summation.
+constexpr int64_t kMostSumBlocks = 132 * 4;
 inline int64_t sum_blocks() {
   return looping_blocks(kMostSumBlocks);
 }
@@ -287,10 +288,15 @@ struct MuonUpdateRule {
   }
 };
 
+// Blocks that a multiprocessor runs at once; more of them would leave too few registers.
+template <class Rule>
+constexpr int kUpdateBlocks = std::is_same_v<Rule, AdamRule> ? 3 : 5;
+
 // scaled: the gradient is multiplied by that of the control.
 template <class Rule>
-__global__ void update_kernel(Rule rule, StepScale step, const StepControl* control, bool scaled, Tiles tiles,
-                              UpdateArrays<typename Rule::State> arrays) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kThreads, kUpdateBlocks<Rule>)
+    update_kernel(Rule rule, StepScale step, const StepControl* control, bool scaled, Tiles tiles,
+                  UpdateArrays<typename Rule::State> arrays) {
   if (control->skip != 0) return;
   const float factor = scaled ? control->gradient : 1.0f;
   for (int64_t t = block_index(); t < tiles.first[tiles.count]; t += grid_blocks()) {

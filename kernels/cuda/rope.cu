@@ -1,7 +1,8 @@
 // RoPE and QK norm, one warp for each head and one block of threads for consecutive tokens. Bytes moved in
 // fp32 for E = heads * head_dim + groups * head_dim elements of a row: forward 8 rows E; backward 8 rows E,
 // with a norm 12 rows E (the second read of a head hits the L1 cache). A lane processes both elements of each
-// pair that rotates together, so that the output may overwrite the input.
+// pair that rotates together, so that the output may overwrite the input. Heads without a norm whose halves
+// consist of aligned vectors are rotated by vectors.
 #include "kernels/rope.hpp"
 
 #include "kernels/cuda/device.hpp"
@@ -33,16 +34,19 @@ struct NormWeights {
 
 // One head of a row: the queries of each group, then its key, as in packed QKV.
 struct HeadIndex {
-  int64_t row, group, head;
+  int64_t row;
+  int group, head;
   bool key;
 };
-__device__ HeadIndex head_index(const RopeShape& s, int64_t row, int64_t index) {
-  const int64_t per_group = s.heads_per_group + 1, head = index % per_group;
+// Divides integers of 32 bits: GPUs take several times as long for those of 64.
+__device__ HeadIndex head_index(const RopeShape& s, int64_t row, int index) {
+  const int per_group = narrow<int>(s.heads_per_group) + 1, group = index / per_group,
+            head = index - group * per_group;
   const bool key = head == s.heads_per_group;
-  return {row, index / per_group, key ? 0 : head, key};
+  return {row, group, key ? 0 : head, key};
 }
-__device__ int64_t heads_of_row(const RopeShape& s) {
-  return s.groups * (s.heads_per_group + 1);
+__device__ int heads_of_row(const RopeShape& s) {
+  return narrow<int>(s.groups * (s.heads_per_group + 1));
 }
 
 // body(i, j, cosine, sine) for the pairs of elements of this lane; the elements that do not rotate come
@@ -77,6 +81,115 @@ __device__ Statistics statistics_of(const Array<T>& x, int64_t at, const RopeSha
   return {mean, 1.0f / std::sqrt(warp_sum(squares) * inverse + s.eps)};
 }
 
+// ---- heads without a norm, by vectors
+
+// A chunk of a head: a vector of the first half with that of the second, or one of the elements that do not
+// rotate. A thread has the same chunk of several heads, counted in groups and in slots of a group (the
+// queries, then the key), without a division for each.
+struct HeadStep {
+  int groups, slots;
+};
+template <class T>
+struct Rotation {
+  int groups, heads_per_group, half, chunks, heads_at_once;
+  // heads_at_once, from one head of a thread to the next.
+  HeadStep step;
+  // By the negative angle, as gradients are: with the halves exchanged.
+  bool backward;
+  RopeAngles angles;
+  HeadArray<T> q, k, q_out, k_out;
+};
+template <class T>
+__global__ void rotate_kernel(Rotation<T> r) {
+  constexpr int kSize = kGroup<T>;
+  const int chunk = thread_index() % r.chunks, first = thread_index() / r.chunks, rotating = r.half / kSize;
+  if (first >= r.heads_at_once) return;
+  const int64_t row = block_index();
+  const bool rotates = chunk < rotating;
+  const int i = (rotates ? chunk : rotating + chunk) * kSize, half = rotates ? r.half : 0;
+  const int cosine_at = r.backward ? half : 0, sine_at = half - cosine_at;
+
+  const int slots = r.heads_per_group + 1;
+  HeadStep head{first / slots, first % slots};
+  T* to;
+  Bytes16 lower, upper;
+  const auto load = [&] {
+    const bool key = head.slots == r.heads_per_group;
+    const HeadArray<T>&in = key ? r.k : r.q, &out = key ? r.k_out : r.q_out;
+    const int of_group = key ? 0 : head.slots;
+    const T* const from = in.x.p + in.strides.at(row, head.groups, of_group) + i;
+    to = out.x.p + out.strides.at(row, head.groups, of_group) + i;
+    lower = load_16(from + cosine_at), upper = load_16(from + sine_at);
+  };
+  load();
+  Group<kSize> cosine = {}, sine = {};
+  if (rotates) {
+    const int64_t at = int64_t{r.angles.positions[row]} * r.half + i;
+    for (int part = 0; part < kSize; part += 4) {
+      const auto c = Array<float>::unpack(load_16(r.angles.cos + at + part)),
+                 s = Array<float>::unpack(load_16(r.angles.sin + at + part));
+      for (int k = 0; k < 4; ++k) cosine[part + k] = c[k], sine[part + k] = s[k];
+    }
+  }
+  while (true) {
+    if (rotates) {
+      auto a = Array<T>::unpack(lower), b = Array<T>::unpack(upper);
+      for (int k = 0; k < kSize; ++k) {
+        const float before = a[k];
+        a[k] = before * cosine[k] - b[k] * sine[k];
+        b[k] = b[k] * cosine[k] + before * sine[k];
+      }
+      lower = Array<T>::pack(a), upper = Array<T>::pack(b);
+      store_16(to + sine_at, upper);
+    }
+    store_16(to + cosine_at, lower);
+    head.groups += r.step.groups, head.slots += r.step.slots;
+    if (head.slots >= slots) ++head.groups, head.slots -= slots;
+    if (head.groups >= r.groups) return;
+    load();
+  }
+}
+
+template <class T>
+bool has_vectors(const HeadArray<T>& heads) {
+  const auto divides = [](int64_t value) { return value % kGroup<T> == 0; };
+  return reinterpret_cast<uintptr_t>(heads.x.p) % 16 == 0 && divides(heads.strides.token) &&
+         divides(heads.strides.group) && divides(heads.strides.head);
+}
+bool is_aligned(const float* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+// Whether it launches the rotation by vectors.
+template <class T>
+bool rotate(Context& c, const RopeShape& s, const RopeAngles& angles, bool backward, const HeadArray<T>& q,
+            const HeadArray<T>& k, const HeadArray<T>& q_out, const HeadArray<T>& k_out) {
+  const int64_t half = s.rotary_dim / 2, size = kGroup<T>;
+  if (s.norm != QkNorm::none || s.interleaved || half % size != 0 || s.head_dim % size != 0 ||
+      s.head_dim <= 0 || !is_aligned(angles.cos) || !is_aligned(angles.sin))
+    return false;
+  for (const HeadArray<T>* heads : {&q, &k, &q_out, &k_out})
+    if (!has_vectors(*heads)) return false;
+  constexpr int kMostThreads = 512;
+  const int64_t chunks = (s.head_dim - half) / size, slots = s.heads_per_group + 1, heads = s.groups * slots;
+  if (chunks > kMostThreads) return false;
+  // As many heads at once as fit, equally many each time.
+  const int64_t times = ceil_div(heads, kMostThreads / chunks), at_once = ceil_div(heads, times);
+  const Rotation<T> rotation{narrow<int>(s.groups),
+                             narrow<int>(s.heads_per_group),
+                             narrow<int>(half),
+                             narrow<int>(chunks),
+                             narrow<int>(at_once),
+                             {narrow<int>(at_once / slots), narrow<int>(at_once % slots)},
+                             backward,
+                             angles,
+                             q,
+                             k,
+                             q_out,
+                             k_out};
+  launch(c, {s.rows, threads_for(at_once * chunks, 1, kMostThreads)}, rotate_kernel<T>, rotation);
+  return true;
+}
+
 // ---- forward
 
 template <class T>
@@ -89,7 +202,7 @@ struct RopeForward {
 template <class T>
 __global__ void rope_forward_kernel(RopeForward<T> f) {
   const RopeShape& s = f.s;
-  for (int64_t head = warp_index(); head < heads_of_row(s); head += block_threads() / kWarp) {
+  for (int head = warp_index(); head < heads_of_row(s); head += block_threads() / kWarp) {
     const HeadIndex p = head_index(s, block_index(), head);
     const HeadArray<T>&in = p.key ? f.k : f.q, &out = p.key ? f.k_out : f.q_out;
     const NormWeights<T>& weights = p.key ? f.k_weights : f.q_weights;
@@ -119,6 +232,10 @@ void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, Q
            weights.k_beta},
           [&](auto type) {
             using T = decltype(type);
+            if constexpr (!std::is_same_v<T, Any>)
+              if (rotate(c, s, angles, false, heads_of<T>(q), heads_of<T>(k), heads_of<T>(q_out),
+                         heads_of<T>(k_out)))
+                return;
             const RopeForward<T> f{
                 s,
                 angles,
@@ -207,7 +324,7 @@ __global__ void rope_backward_kernel(RopeBackward<T> b) {
   }
   const int64_t begin = block_index() * b.block, end = s.rows < begin + b.block ? s.rows : begin + b.block;
   for (int64_t row = begin; row < end; ++row)
-    for (int64_t head = warp_index(); head < heads_of_row(s); head += warps) {
+    for (int head = warp_index(); head < heads_of_row(s); head += warps) {
       const HeadIndex p = head_index(s, row, head);
       backward_of_head(b, p, sums, mine + (p.key ? 2 * s.head_dim : 0));
     }
@@ -220,19 +337,17 @@ __global__ void rope_backward_kernel(RopeBackward<T> b) {
   }
 }
 
-// The gradients += the sums of their partial rows, in order.
+// The gradients += the sums of their partial rows.
 __global__ void add_rope_partials_kernel(const float* partials, int64_t blocks, int64_t head_dim,
                                          QkNormGradients gradients) {
-  const int64_t i = global_thread();
-  if (i >= 4 * head_dim) return;
-  float sum = 0;
-  for (int64_t block = 0; block < blocks; ++block) sum += partials[block * 4 * head_dim + i];
-  const int64_t which = i / head_dim;
+  const int64_t i = block_index() * kWarp + lane_index(), which = i / head_dim;
   float* const to = which == 0   ? gradients.q_gamma
                     : which == 1 ? gradients.q_beta
                     : which == 2 ? gradients.k_gamma
-                                 : gradients.k_beta;
-  if (to) to[i % head_dim] += sum;
+                    : which == 3 ? gradients.k_beta
+                                 : nullptr;
+  const float sum = column_sum(to ? partials + i : nullptr, blocks, 4 * head_dim);
+  if (to && warp_index() == 0) to[i % head_dim] += sum;
 }
 
 int64_t backward_block(const RopeShape& s) {
@@ -259,6 +374,10 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
   by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data, weights.q_gamma, weights.k_gamma},
           [&](auto type) {
             using T = decltype(type);
+            if constexpr (!std::is_same_v<T, Any>)
+              if (rotate(c, s, angles, true, heads_of<T>(dq), heads_of<T>(dk), heads_of<T>(dq_in),
+                         heads_of<T>(dk_in)))
+                return;
             const RopeBackward<T> b{s,
                                     angles,
                                     heads_of<T>(dq),
@@ -274,7 +393,7 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
             launch(c, {blocks, threads, static_cast<size_t>(shared)}, rope_backward_kernel<T>, b);
           });
   if (partial)
-    launch(c, {ceil_div(4 * s.head_dim, int64_t{128}), 128}, add_rope_partials_kernel,
+    launch(c, {ceil_div(4 * s.head_dim, int64_t{kWarp}), kColumnSumThreads}, add_rope_partials_kernel,
            static_cast<const float*>(partials), blocks, s.head_dim, gradients);
 }
 

@@ -292,6 +292,16 @@ template <class T>
 uint32_t pack_pair(float low, float high) {
   return static_cast<uint32_t>(T(high).bits) << 16 | T(low).bits;
 }
+struct FloatPair {
+  float low, high;
+};
+// The values of pack_pair().
+template <class T>
+FloatPair unpack_pair(uint32_t pair) {
+  T low, high;
+  low.bits = static_cast<uint16_t>(pair), high.bits = static_cast<uint16_t>(pair >> 16);
+  return {static_cast<float>(low), static_cast<float>(high)};
+}
 
 inline float to_float(float x) {
   return x;

@@ -9,8 +9,14 @@ TEST_CASE("norms and their gradients") {
   const auto& norm = *table().norm;
   for (bool rms : {false, true})
     for (DType type : kTypes)
-      for (const auto [rows, cols] :
-           {std::array<int64_t, 2>{1, 1}, {1, 257}, {3, 5}, {17, 37}, {70, 16}, {3, 768}, {2, 3001}})
+      for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1},
+                                      {1, 257},
+                                      {3, 5},
+                                      {17, 37},
+                                      {70, 16},
+                                      {3, 768},
+                                      {3, 2320},
+                                      {2, 3001}})
         for (double offset : {0.0, 1.0}) {
           INFO("rms=", rms, " ", text(type), " rows=", rows, " cols=", cols, " offset=", offset);
           const double eps = 1e-5;
@@ -84,7 +90,8 @@ TEST_CASE("gradients of norms over many rows, and over wide ones") {
   const auto& norm = *table().norm;
   for (bool rms : {false, true})
     for (DType type : kTypes)
-      for (const auto [rows, cols] : {std::array<int64_t, 2>{701, 19}, {3, 5003}}) {
+      for (const auto [rows, cols] :
+           {std::array<int64_t, 2>{701, 19}, {261, 264}, {3, 5003}, {3, 8192}, {3, 8201}}) {
         INFO("rms=", rms, " ", text(type), " rows=", rows, " cols=", cols);
         const kernels::NormRows shape{rows, cols, 1, 0, cols};
         const Array x(type, random_values(rows * cols, 1)), dy(type, random_values(rows * cols, 2)),
@@ -124,23 +131,24 @@ TEST_CASE("gradients of norms over many rows, and over wide ones") {
 
 TEST_CASE("norm with a residual: the sum is written, normalized and may lie in x") {
   const auto& norm = *table().norm;
-  for (DType type : kTypes) {
-    const int64_t rows = 19, cols = 37;
-    const kernels::NormRows shape{rows, cols, 1, 0, cols};
-    const Array x(type, random_values(rows * cols, 1)), residual(type, random_values(rows * cols, 2)),
-        gamma(type, random_values(cols, 3));
-    const auto zeros = Array::zeros(type, rows * cols);
-    const auto stats = Array::zeros(DType::f32, rows);
-    const auto y = run_kernel({x, zeros, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
-      norm.forward(c, false, shape, out[0], residual, out[0].out(), gamma, 0, {}, 1e-5f, out[1].out(),
-                   out[2].f32(), out[3].f32(), {});
-    });
-    Vec<double> sum = x.rounded();
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += residual.rounded()[i];
-    CHECK(error(y[0].rounded(), sum) < tolerance(type));
-    CHECK(error(y[1].rounded(), reference::norm<double>(false, y[0].rounded(), gamma.rounded(), 0, {}, 1e-5,
-                                                        cols)) < tolerance(type));
-  }
+  for (DType type : kTypes)
+    for (const int64_t cols : {37, 40}) {
+      const int64_t rows = 19;
+      const kernels::NormRows shape{rows, cols, 1, 0, cols};
+      const Array x(type, random_values(rows * cols, 1)), residual(type, random_values(rows * cols, 2)),
+          gamma(type, random_values(cols, 3));
+      const auto zeros = Array::zeros(type, rows * cols);
+      const auto stats = Array::zeros(DType::f32, rows);
+      const auto y = run_kernel({x, zeros, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
+        norm.forward(c, false, shape, out[0], residual, out[0].out(), gamma, 0, {}, 1e-5f, out[1].out(),
+                     out[2].f32(), out[3].f32(), {});
+      });
+      Vec<double> sum = x.rounded();
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += residual.rounded()[i];
+      CHECK(error(y[0].rounded(), sum) < tolerance(type));
+      CHECK(error(y[1].rounded(), reference::norm<double>(false, y[0].rounded(), gamma.rounded(), 0, {}, 1e-5,
+                                                          cols)) < tolerance(type));
+    }
 }
 
 TEST_CASE("norm of heads inside packed rows leaves the rest alone") {

@@ -182,6 +182,40 @@ TEST_CASE("rope and qk norm: both pairings, part of a head, in place and into an
         }
 }
 
+TEST_CASE("rope of heads that lie at aligned vectors or not, and of more heads than a block has at once") {
+  uint64_t seed = 60;
+  for (DType type : kTypes)
+    for (const QkvLayout& l : {QkvLayout{3, 60, 64}, {2, 3, 24}, {2, 3, 32}, {2, 3, 20}})
+      for (const int64_t rotary : {0, 8, 16})
+        for (const int64_t offset : {0, 1, 8}) {
+          INFO(text(type), " d=", l.head_dim, " rotary=", rotary, " offset=", offset);
+          const RopeCase c(2, l, rotary, false, QkNorm::none, type, ++seed);
+          Tables tables(2, rotary, seed);
+          const int64_t n = 2 * l.row();
+          const Vec<double> values = random_values(n + offset, seed);
+          const Array x(type, values);
+          const Vec<double> first = x.rounded(), inputs(first.begin() + offset, first.end());
+          const auto expected = c.reference(inputs, {}, tables);
+          const auto y =
+              run_kernel({Array::zeros(type, n + offset), Array::zeros(type, n + offset)},
+                         [&](kernels::Context& context, Vec<Array>& o) {
+                           const auto heads = [&](auto& array, int64_t at) {
+                             return view_of(array, l.strides(), offset + at);
+                           };
+                           rope().forward(context, c.shape, heads(x, 0), heads(x, l.key(0)), tables.angles(),
+                                          {}, heads(o[0], 0), heads(o[0], l.key(0)));
+                           rope().backward(context, c.shape, heads(o[0], 0), heads(o[0], l.key(0)), {}, {},
+                                           tables.angles(), {}, heads(o[1], 0), heads(o[1], l.key(0)), {});
+                         });
+          const auto from = [&](const Array& array) {
+            const Vec<double> all = array.rounded();
+            return queries_and_keys(Vec<double>(all.begin() + offset, all.end()), l);
+          };
+          CHECK(error(from(y[0]), queries_and_keys(expected, l)) < tolerance(type));
+          CHECK(error(from(y[1]), queries_and_keys(inputs, l)) < 2 * tolerance(type));
+        }
+}
+
 TEST_CASE("rope and qk norm: gradients of heads and weights") {
   uint64_t seed = 100;
   for (DType type : kTypes)
