@@ -83,21 +83,12 @@ __global__ void column_partials_kernel(Array<T> x, int64_t rows, int64_t cols, i
   }
 }
 
-// out[j] (+)= the sum of column j of partials [blocks, n]: a lane for each column, a warp for every eighth
-// block.
+// out[j] (+)= the sum of column j of partials [blocks, n]
 __global__ void add_column_partials_kernel(const float* partials, int64_t blocks, int64_t n, float* out,
                                            bool accumulate) {
   const int64_t j = block_index() * kWarp + lane_index();
-  float sum = 0;
-  if (j < n)
-    for (int64_t block = warp_index(); block < blocks; block += kPassWarps) sum += partials[block * n + j];
-  CAPSTAN_SHARED(float, of_warps, kPassThreads);
-  of_warps[thread_index()] = sum;
-  sync_threads();
-  if (warp_index() != 0 || j >= n) return;
-  float total = accumulate ? out[j] : 0.0f;
-  for (int warp = 0; warp < kPassWarps; ++warp) total += of_warps[warp * kWarp + lane_index()];
-  out[j] = total;
+  const float sum = column_sum(j < n ? partials + j : nullptr, blocks, n);
+  if (warp_index() == 0 && j < n) out[j] = accumulate ? out[j] + sum : sum;
 }
 
 }  // namespace
@@ -141,8 +132,8 @@ void column_sum(Context& c, In x, float* out, int64_t rows, int64_t cols, int64_
              row_stride, blocks.rows_each, across, partials);
     }
   });
-  launch(c, {ceil_div(cols, int64_t{kWarp}), kPassThreads}, add_column_partials_kernel, partials, blocks.down,
-         cols, out, accumulate);
+  launch(c, {ceil_div(cols, int64_t{kWarp}), kColumnSumThreads}, add_column_partials_kernel, partials,
+         blocks.down, cols, out, accumulate);
 }
 
 }  // namespace capstan::kernels::CAPSTAN_GPU
