@@ -54,16 +54,6 @@ void KernelBench::attention(const BenchModel& m) {
     launch(device_, kernel.backward_workspace(a, attention_, 0), kernel.backward, a, x.q, x.k, x.v, y, lse,
            dy, documents, none, dx.q, dx.k, dx.v);
   });
-  // Of 4096 tokens too: with 32 heads the most that cuDNN computes on a GPU of compute capability 9.0.
-  if (m.seq > 4096) {
-    AttentionShape shorter = a;
-    shorter.seq = 4096;
-    const double part = 4096.0 / static_cast<double>(m.seq);
-    bound_by_gemms(prefix + "attention backward (4096 tokens)", 5 * gemm * part * part, [&, shorter] {
-      launch(device_, kernel.backward_workspace(shorter, attention_, 0), kernel.backward, shorter, x.q, x.k,
-             x.v, y, lse, dy, documents, none, dx.q, dx.k, dx.v);
-    });
-  }
   // One token of each sequence after seq - 1 cached ones; reads the cache.
   AttentionShape step = a;
   step.seq = 1;

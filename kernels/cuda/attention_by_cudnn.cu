@@ -34,17 +34,27 @@ bool is_aligned(const HeadsIn& x) {
          fits(x.strides.group) && fits(x.strides.head);
 }
 
+int64_t most_matrix() {
+#ifdef __CUDACC__
+  return kMostMatrixBytes;
+#else
+  return most_matrix_bytes();
+#endif
+}
+
 // How a call of attention becomes calls of cuDNN: one for all sequences, or one for each, where
 //   - the query heads of different groups are not equally far apart (packed QKV with groups of several
 //     heads): the groups then stand in the place of sequences
-//   - the pass stores a matrix
+//   - the pass stores a matrix; several for each where it is large, of some groups of heads
 class CudnnCalls {
  public:
   CudnnCalls(AttentionPass pass, const AttentionShape& s, const AttentionViews& v)
       : shape_(s), views_(v), backward_(pass == AttentionPass::backward) {
     together_ = has_one_stride(v.q) && has_one_stride(v.out) &&
                 (!backward_ || (has_one_stride(v.dout) && has_one_stride(v.dq)));
-    is_one_ = together_ && cudnn_matrix_bytes(compute_capability(), pass, s) == 0;
+    const int capability = compute_capability();
+    is_one_ = together_ && cudnn_matrix_bytes(capability, pass, s) == 0;
+    groups_ = cudnn_groups(capability, pass, s, most_matrix());
   }
   // Whether cuDNN takes the types and addresses.
   bool are_possible() const {
@@ -53,14 +63,14 @@ class CudnnCalls {
     return fits(views_.q) && fits(views_.k) && fits(views_.v) && fits(views_.out) &&
            (!backward_ || (fits(views_.dout) && fits(views_.dq) && fits(views_.dk) && fits(views_.dv)));
   }
-  int64_t count() const { return is_one_ ? 1 : shape_.batch; }
+  int64_t count() const { return is_one_ ? 1 : shape_.batch * parts(); }
   CudnnCall call() const {
     CudnnCall c;
     c.backward = backward_;
     c.type = views_.q.data.dtype;
-    c.sequences = is_one_ ? shape_.batch : together_ ? 1 : shape_.groups;
-    c.heads = together_ ? shape_.heads() : shape_.heads_per_group;
-    c.key_heads = together_ ? shape_.groups : 1;
+    c.sequences = is_one_ ? shape_.batch : together_ ? 1 : groups_;
+    c.heads = (together_ ? groups_ : 1) * shape_.heads_per_group;
+    c.key_heads = together_ ? groups_ : 1;
     c.seq = shape_.seq, c.qk_dim = shape_.qk_dim, c.v_dim = shape_.v_dim;
     c.scale = shape_.scale;
     c.causal = shape_.causal;
@@ -78,7 +88,7 @@ class CudnnCalls {
     CudnnPointers p;
     p.q = address(views_.q, i), p.k = address(views_.k, i), p.v = address(views_.v, i);
     p.out = address(views_.out, i);
-    p.lse = const_cast<float*>(lse) + i * shape_.heads() * shape_.seq;
+    p.lse = const_cast<float*>(lse) + i * groups_ * shape_.heads_per_group * shape_.seq;
     if (!backward_) return p;
     p.dout = address(views_.dout, i), p.dq = address(views_.dq, i);
     p.dk = address(views_.dk, i), p.dv = address(views_.dv, i);
@@ -86,6 +96,8 @@ class CudnnCalls {
   }
 
  private:
+  // Of a sequence.
+  int64_t parts() const { return shape_.groups / groups_; }
   bool has_one_stride(const HeadsIn& x) const {
     return shape_.groups == 1 || shape_.heads_per_group == 1 ||
            x.strides.group == shape_.heads_per_group * x.strides.head;
@@ -99,7 +111,9 @@ class CudnnCalls {
     return {together_ ? shape_.seq * x.strides.token : x.strides.group, x.strides.group, x.strides.token};
   }
   void* address(const HeadsIn& x, int64_t i) const {
-    return const_cast<std::byte*>(x.data.as<std::byte>()) + 2 * i * shape_.seq * x.strides.token;
+    const int64_t sequence = i / parts(), group = i % parts() * groups_;
+    return const_cast<std::byte*>(x.data.as<std::byte>()) +
+           2 * (sequence * shape_.seq * x.strides.token + group * x.strides.group);
   }
 
   const AttentionShape& shape_;
@@ -107,6 +121,8 @@ class CudnnCalls {
   bool backward_;
   // The heads of all groups have one stride; one call computes all sequences.
   bool together_ = false, is_one_ = false;
+  // Of a call.
+  int64_t groups_ = 1;
 };
 
 }  // namespace
@@ -114,7 +130,8 @@ class CudnnCalls {
 WorkspaceSize attention_workspace(AttentionPass pass, const AttentionShape& s, DType type, int64_t documents,
                                   size_t own) {
   if (documents > 0 || !chooses_cudnn(pass, s, type)) return {own, 0};
-  const size_t bytes = cudnn_workspace(compute_capability(), pass, s) + kCudnnWorkspaceAlignment;
+  const size_t bytes =
+      cudnn_workspace(compute_capability(), pass, s, most_matrix()) + kCudnnWorkspaceAlignment;
   return {std::max(own, bytes), 0};
 }
 

@@ -66,23 +66,34 @@ inline constexpr CudnnHeads kCudnnHeads[] = {
 inline constexpr int64_t kShortestCudnnSeq = 512, kCudnnSeqMultiple = 128;
 // The deterministic backward pass of other GPUs than 10.x stores a matrix of seq x seq for each head, 16 bits
 // an element (1 GiB: 32 heads at 4k), also of keys that a window hides. There the sequences of a batch are
-// computed one after the other, and cuDNN gets calls without a window, whose matrix takes no more than this.
+// computed one after the other, and parts of their heads, so that a matrix takes no more than this; cuDNN
+// gets calls without a window.
 inline constexpr int64_t kMostMatrixBytes = int64_t{1} << 30;
 
-// The matrix of a sequence; 0: there is none.
+// The matrix of a group of heads; 0: there is none.
 inline int64_t cudnn_matrix_bytes(int capability, AttentionPass pass, const AttentionShape& s) {
   if (pass == AttentionPass::forward || capability / 10 == 10) return 0;
-  return 2 * s.heads() * round_up(s.seq, int64_t{64}) * round_up(s.seq, int64_t{128});
+  return 2 * s.heads_per_group * round_up(s.seq, int64_t{64}) * round_up(s.seq, int64_t{128});
+}
+// Groups of heads of a call, all of whose matrices take at most `most` bytes if one does; they divide those
+// of the shape.
+inline int64_t cudnn_groups(int capability, AttentionPass pass, const AttentionShape& s, int64_t most) {
+  const int64_t of_group = cudnn_matrix_bytes(capability, pass, s);
+  int64_t groups = s.groups;
+  while (groups > 1 && (groups * of_group > most || s.groups % groups != 0)) --groups;
+  return groups;
 }
 // Workspace of a call that cuDNN computes, in bytes: what its plans take (tests/kernels/cudnn_plans.cpp), and
 // somewhat more. The backward pass has a sum for each query, with groups of several query heads the keys' and
 // values' gradients of each of them, and the matrix.
-inline size_t cudnn_workspace(int capability, AttentionPass pass, const AttentionShape& s) {
+inline size_t cudnn_workspace(int capability, AttentionPass pass, const AttentionShape& s,
+                              int64_t most_matrix = kMostMatrixBytes) {
   constexpr size_t kOfPlan = 1024;
   if (pass == AttentionPass::forward) return kOfPlan;
-  const int64_t matrix = cudnn_matrix_bytes(capability, pass, s),
+  const int64_t groups = cudnn_groups(capability, pass, s, most_matrix),
+                matrix = groups * cudnn_matrix_bytes(capability, pass, s),
                 of_gradients = s.heads_per_group > 1 ? s.qk_dim + s.v_dim : 0,
-                floats = (matrix > 0 ? 1 : s.batch) * s.heads() * s.seq * (1 + of_gradients);
+                floats = (matrix > 0 ? 1 : s.batch) * groups * s.heads_per_group * s.seq * (1 + of_gradients);
   return static_cast<size_t>(4 * floats + matrix) + kOfPlan;
 }
 
@@ -100,9 +111,9 @@ inline bool prefers_cudnn(int capability, AttentionPass pass, const AttentionSha
         return h.capability == capability && h.pass == pass && h.qk_dim == s.qk_dim && h.v_dim == s.v_dim;
       });
   if (!has_heads || s.seq < kShortestCudnnSeq || s.seq % kCudnnSeqMultiple != 0) return false;
-  const int64_t matrix = cudnn_matrix_bytes(capability, pass, s);
+  const int64_t of_group = cudnn_matrix_bytes(capability, pass, s);
   const bool has_window = s.window > 0 && s.window < s.seq;
-  return matrix == 0 || (matrix <= kMostMatrixBytes && !has_window);
+  return of_group == 0 || (of_group <= kMostMatrixBytes && !has_window);
 }
 
 }  // namespace capstan::kernels

@@ -19,6 +19,7 @@ struct CudnnState {
   CudnnUse use = CudnnUse::never;
   size_t extra_workspace = 0;
   bool refuses = false;
+  int64_t most_matrix = kMostMatrixBytes;
   CudnnCounts counts;
 };
 std::mutex cudnn_mutex;
@@ -209,15 +210,20 @@ CudnnUse cudnn_use() {
   const std::scoped_lock lock(cudnn_mutex);
   return cudnn_state.use;
 }
+int64_t most_matrix_bytes() {
+  const std::scoped_lock lock(cudnn_mutex);
+  return cudnn_state.most_matrix;
+}
 CudnnCounts cudnn_counts() {
   const std::scoped_lock lock(cudnn_mutex);
   return cudnn_state.counts;
 }
-CudnnAttention::CudnnAttention(CudnnUse use, size_t extra_workspace, bool refuses) {
+CudnnAttention::CudnnAttention(CudnnUse use, size_t extra_workspace, bool refuses, int64_t most_matrix) {
   const std::scoped_lock lock(cudnn_mutex);
   cudnn_state.use = use;
   cudnn_state.extra_workspace = extra_workspace;
   cudnn_state.refuses = refuses;
+  cudnn_state.most_matrix = most_matrix;
 }
 CudnnAttention::~CudnnAttention() {
   const std::scoped_lock lock(cudnn_mutex);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #define CAPSTAN_GPU simulated
+#include "kernels/cuda/attention_choice.hpp"
 #include "kernels/cuda/cudnn_attention.hpp"
 
 namespace capstan::kernels::simulated {
@@ -20,13 +21,16 @@ enum class CudnnUse {
   always
 };
 CudnnUse cudnn_use();
+// In place of kMostMatrixBytes.
+int64_t most_matrix_bytes();
 
 // ---- for tests
 
 class CudnnAttention {
  public:
   // extra_workspace: bytes that plans need besides; refuses: no call has a plan.
-  explicit CudnnAttention(CudnnUse use, size_t extra_workspace = 0, bool refuses = false);
+  explicit CudnnAttention(CudnnUse use, size_t extra_workspace = 0, bool refuses = false,
+                          int64_t most_matrix = kMostMatrixBytes);
   ~CudnnAttention();
   CudnnAttention(const CudnnAttention&) = delete;
   CudnnAttention& operator=(const CudnnAttention&) = delete;

@@ -158,6 +158,32 @@ TEST_CASE("cuDNN: separate views, widths of queries and values that differ") {
   }
 }
 
+TEST_CASE("cuDNN: a backward pass whose matrix is large computes some groups of heads at a time") {
+  const test::SimulatedGpu gpu(90);
+  uint64_t seed = 3230;
+  for (const CudnnCase& c : {CudnnCase::packed(cudnn_shape(4, 3, 16, 2, 37), DType::bf16),
+                             CudnnCase::packed(cudnn_shape(6, 1, 16, 2, 37), DType::f16),
+                             CudnnCase::separate(cudnn_shape(4, 2, 24, 2, 35), DType::bf16)}) {
+    const CudnnInputs x(c, seed++);
+    const CudnnResult own = run(c, x);
+    const int64_t of_group = kernels::cudnn_matrix_bytes(90, AttentionPass::backward, c.a);
+    // A matrix for three groups, of which a divisor of their number is taken, and for less than one.
+    for (const auto [most, groups] :
+         {std::array<int64_t, 2>{3 * of_group, c.a.groups == 6 ? 3 : 2}, {1, 1}}) {
+      INFO("groups=", c.a.groups, " heads/group=", c.a.heads_per_group, ", ", groups, " at a time");
+      const CudnnAttention cudnn(CudnnUse::always, 0, false, most);
+      const int64_t before = cudnn_counts().computed;
+      const CudnnResult y = run(c, x);
+      const int64_t forward = c.a.heads_per_group > 1 ? c.a.batch : 1,
+                    backward = c.a.batch * c.a.groups / groups;
+      // The forward pass has no matrix.
+      CHECK(cudnn_counts().computed == before + launches() * (forward + backward));
+      for (size_t i = 0; i < y.arrays.size(); ++i)
+        CHECK(error(y.arrays[i].rounded(), own.arrays[i].rounded()) < 2 * tolerance(c.type));
+    }
+  }
+}
+
 TEST_CASE("cuDNN: gradients of attention with sinks, which have changed out and lse before") {
   const AttentionShape a = cudnn_shape(2, 2, 16, 2, 37, 12);
   const CudnnCase c = CudnnCase::packed(a, DType::bf16);
@@ -275,9 +301,10 @@ TEST_CASE("cuDNN: the choice by table") {
     CHECK(chosen(capability, forward, 128, 128, 4096, 32, 1024));
     CHECK(chosen(capability, backward, 128, 128, 4096, 32, 1024) == (capability >= 100));
     CHECK(chosen(capability, backward, 64, 64, 4096, 32) == (capability >= 100));
-    // The matrix of seq x seq takes 8 GiB, and in the second case 2.
-    CHECK(chosen(capability, backward, 128, 128, 8192, 64) == (capability >= 100));
-    CHECK(chosen(capability, backward, 128, 128, 4096, 64) == (capability >= 100));
+    // The matrix of a head takes 1 GiB at 23168 tokens; the heads take turns.
+    CHECK(chosen(capability, backward, 128, 128, 8192, 64));
+    CHECK(chosen(capability, backward, 128, 128, 23040, 64));
+    CHECK(chosen(capability, backward, 128, 128, 23296, 64) == (capability >= 100));
   }
   for (const int capability : {80, 86, 89, 110, 120})
     for (const AttentionPass pass : {forward, backward})

@@ -71,9 +71,10 @@ AttentionShape plan_shape(int64_t groups, int64_t per_group, int64_t qk_dim, int
 CudnnCall call_of(int capability, AttentionPass pass, const AttentionShape& a, DType type, bool apart) {
   CudnnCall c{.backward = pass == AttentionPass::backward, .type = type, .seq = a.seq};
   const bool has_matrix = kernels::cudnn_matrix_bytes(capability, pass, a) > 0;
-  c.sequences = apart ? a.groups : has_matrix ? 1 : a.batch;
-  c.heads = apart ? a.heads_per_group : a.heads();
-  c.key_heads = apart ? 1 : a.groups;
+  const int64_t groups = kernels::cudnn_groups(capability, pass, a, kernels::kMostMatrixBytes);
+  c.sequences = apart ? groups : has_matrix ? 1 : a.batch;
+  c.heads = (apart ? 1 : groups) * a.heads_per_group;
+  c.key_heads = apart ? 1 : groups;
   c.qk_dim = a.qk_dim, c.v_dim = a.v_dim, c.scale = a.scale, c.causal = a.causal, c.window = a.window;
   const int64_t group = (a.heads_per_group + 1) * a.qk_dim + a.v_dim, row = a.groups * group;
   const auto strides = [&](int64_t heads, int64_t width) {
@@ -118,7 +119,8 @@ TEST_CASE("cuDNN has plans for what the table chooses, within the declared works
       CHECK(kernels::prefers_cudnn(h.capability, h.pass, a));
       check_plan(h.capability, h.pass, a, type, apart);
     };
-    check(plan_shape(8, 4, h.qk_dim, h.v_dim, 1, 4096), DType::bf16, true);
+    for (const int64_t seq : {4096, 8192})
+      check(plan_shape(8, 4, h.qk_dim, h.v_dim, 1, seq), DType::bf16, true);
     // It takes the same plans as 10.0.
     if (h.capability == 103) continue;
     check(plan_shape(8, 3, h.qk_dim, h.v_dim, 3, 1024), DType::bf16, false);
