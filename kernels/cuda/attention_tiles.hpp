@@ -48,6 +48,8 @@ struct HeadRows {
   int width;
   // Rows begin at multiples of 16 bytes.
   bool aligned;
+  // Token of row 0; `base` is the head's first element of token 0, so that an address takes one product.
+  int64_t token = 0;
   int64_t head_stride = 0;
   int heads = 1;
   __device__ bool has(int row) const {
@@ -55,8 +57,8 @@ struct HeadRows {
   }
   __device__ const T* at(int row) const {
     const int i = first + row;
-    if (heads == 1) return base + i * stride;
-    return base + i / heads * stride + i % heads * head_stride;
+    if (heads == 1) return base + (token + i) * stride;
+    return base + (token + i / heads) * stride + i % heads * head_stride;
   }
 };
 

@@ -133,7 +133,7 @@ void check_loaded_rows(int first, int count, int width, int heads, bool aligned)
       array[at(row) + column] = bf16(static_cast<float>(1 + (row * 7 + column) % 251));
   launch(LaunchContext{}, {1, kThreads, 16 * OperandTile<bf16, 64, kHead>::kSize},
          loaded_rows<kHead, kThreads, kOnce>,
-         HeadRows<bf16>{array, stride, first, count, width, aligned, head_stride, heads},
+         HeadRows<bf16>{array, stride, first, count, width, aligned, 0, head_stride, heads},
          &loaded[0].values[0]);
   int wrong = 0;
   for (int row = 0; row < 64; ++row)
