@@ -92,12 +92,13 @@ __device__ __forceinline__ void copy_tile(const Shared<Bytes16>& memory, int til
   const auto first_row = static_cast<int>(thread / kRun), chunk = static_cast<int>(thread % kRun);
   const auto copy_row = [&](int row_of_pass, const T* from) {
     const bool has_row = rows.has(row_of_pass + first_row);
+    // Rows at a distance of 8 rows are swizzled alike: a constant leads from one to the next.
+    const int to =
+        tile + Tile::at(0, row_of_pass % 8 + first_row, chunk) + row_of_pass / 8 * 8 * Tile::kChunks;
     CAPSTAN_UNROLL
     for (int run = 0; run < Tile::kChunks; run += kRun)
-      copy_async_if(
-          has_row && (run + chunk) * 8 < rows.width, memory,
-          tile + Tile::at(0, row_of_pass % 8 + first_row, chunk) + row_of_pass / 8 * 8 * Tile::kChunks + run,
-          reinterpret_cast<const Bytes16*>(from + run * 8));
+      copy_async_if(has_row && (run + chunk) * 8 < rows.width, memory, to + run,
+                    reinterpret_cast<const Bytes16*>(from + run * 8));
   };
   // Outside of the loop of a kernel short code is better; rows of several heads have no common distance.
   if (kOnce || rows.heads > 1) {
