@@ -288,8 +288,9 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, Source::kBlocks) tile_kernel
   // The grid may have more blocks than the groups have tiles.
   if (!task.exists) return;
   const TileOrigin a_origin = origin_of(g, task, true), b_origin = origin_of(g, task, false);
-  const int warp_row = warp_index() / kWarpsAcross * kWarpRows,
-            warp_column = warp_index() % kWarpsAcross * kWarpCols;
+  // Not warp_index(), whose unsigned division lets ptxas spill 352 bytes in this kernel (CUDA 13.0).
+  const int warp = thread_index() / kWarp, warp_row = warp / kWarpsAcross * kWarpRows,
+            warp_column = warp % kWarpsAcross * kWarpCols;
   // This warp has no elements of C.
   const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
   const int64_t steps = ceil_div(task.k, kDepth);
