@@ -47,8 +47,9 @@ struct KeyGradientTiles {
   static constexpr int kWarps = kRowBytes > 1024 ? 1 : kRowBytes > 512 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kKeys = 16 * kM * kWarps;
-  // For large rows the registers hold the gradients of two tensors and the scores of 16 queries, not of 32.
-  static constexpr int kQueries = kRowBytes >= 512 ? 16 : 32;
+  // As many as the registers hold scores of beside the gradients, without spills in the loop. A larger tile
+  // has fewer barriers, and reads the keys from shared memory less often.
+  static constexpr int kQueries = kRowBytes >= 512 ? 16 : kTerms == 1 && kHead == 128 ? 64 : 32;
   static constexpr int kN = kQueries / 8;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
   // For larger heads the gradients of keys and of values do not both fit into registers; separate blocks
@@ -236,12 +237,16 @@ __device__ __forceinline__ KeyBlock key_block(const AttentionCall& c) {
 struct QueryRange {
   int first, last;
 };
+// The keys of a warp to which a tile of queries attends: none; some queries to some keys; all to all.
+enum class Visible { none, some, all };
+// A tile of queries of one head.
 struct QueryStep {
   int head, tile;
+  Visible visible;
 };
-__device__ __forceinline__ const KeyBounds& bounds_of(const BackwardCall& b, const KeyBlock& k, int tiles,
-                                                      int tile) {
-  return b.statistics.tiles[k.b * tiles + tile];
+__device__ __forceinline__ KeyBounds bounds_of(const BackwardCall& b, const KeyBlock& k, int tiles,
+                                               int tile) {
+  return std::bit_cast<KeyBounds>(load_16(&b.statistics.tiles[k.b * tiles + tile]));
 }
 template <int kKeys>
 __device__ __forceinline__ bool attends_to_block(const KeyBounds& queries, const KeyBlock& k) {
@@ -276,13 +281,20 @@ __device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const K
 template <class C>
 __device__ __forceinline__ QueryStep next_step(const BackwardCall& b, const KeyBlock& k, int tiles,
                                                const QueryRange& range, QueryStep step) {
+  KeyBounds bounds;
   do {
     if (++step.tile > range.last) {
       step.tile = range.first;
-      ++step.head;
+      if (++step.head == b.c.heads_per_group) break;
     }
-  } while (step.head < b.c.heads_per_group &&
-           !attends_to_block<C::kKeys>(bounds_of(b, k, tiles, step.tile), k));
+    bounds = bounds_of(b, k, tiles, step.tile);
+  } while (!attends_to_block<C::kKeys>(bounds, k));
+  const int first_key = k.tile.position + warp_index() * 16 * C::kM, last_key = first_key + 16 * C::kM;
+  step.visible = Visible::some;
+  if (!bounds.attends_to_any(first_key, last_key) || first_key >= k.tile.end)
+    step.visible = Visible::none;
+  else if (first_key >= k.tile.begin && last_key <= k.tile.end && bounds.attends_to_all(first_key, last_key))
+    step.visible = Visible::all;
   return step;
 }
 
@@ -316,18 +328,16 @@ __device__ __forceinline__ void mask_transposed_scores(const AttentionCall& c, c
 // of the statistics.
 template <class C>
 __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const KeyBlock& k,
-                                                  const KeyBounds& bounds, const QueryStep& step,
-                                                  const Shared<Bytes16>& memory, int queries_at,
-                                                  const SharedStatistics& statistics, int stage,
-                                                  KeyGradients<C>& gradients) {
+                                                  const QueryStep& step, const Shared<Bytes16>& memory,
+                                                  int queries_at, const SharedStatistics& statistics,
+                                                  int stage, KeyGradients<C>& gradients) {
   using T = typename C::Element;
   using Keys = typename C::Keys;
   using Queries = typename C::Queries;
   constexpr int kM = C::kM, kN = C::kN;
   const AttentionCall& c = b.c;
-  const int first_row = warp_index() * 16 * kM, first_key = k.tile.position + first_row,
-            last_key = first_key + 16 * kM;
-  if (!bounds.attends_to_any(first_key, last_key) || first_key >= k.tile.end) return;
+  const int first_row = warp_index() * 16 * kM, first_key = k.tile.position + first_row;
+  if (step.visible == Visible::none) return;
 
   const QueryTile queries = query_tile<C::kQueries>(c.queries, step.tile);
   const Logits logits(c);
@@ -340,7 +350,7 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   cap_logits<T>(logits, p);
   for_accumulators<kM, kN>(
       [&](int m, int n, int i) { p[m][n][i] = exp2_fast(p[m][n][i] * factor2 - lse2_of(n, i)); });
-  if (first_key < k.tile.begin || last_key > k.tile.end || !bounds.attends_to_all(first_key, last_key))
+  if (step.visible != Visible::all)
     mask_transposed_scores<C>(c, queries, k.tile, first_key, statistics.begins, stage, p);
 
   const bool drops = c.dropout > 0;
@@ -355,18 +365,24 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   }
   if (C::kResults == 2 || k.part == 0) {
     float weights[kM][kN][4];
-    for_accumulators<kM, kN>(
-        [&](int m, int n, int i) { weights[m][n][i] = drops && !kept[m](n, i) ? 0.0f : p[m][n][i]; });
+    for_accumulators<kM, kN>([&](int m, int n, int i) { weights[m][n][i] = p[m][n][i]; });
+    if (drops)
+      for_accumulators<kM, kN>([&](int m, int n, int i) {
+        if (!kept[m](n, i)) weights[m][n][i] = 0;
+      });
     const AFragments<T, kM, kN> a(weights);
     multiply_columns<Queries>(memory, queries_at + Queries::kSize, a, gradients.accumulators[0]);
   }
   if (C::kResults == 1 && k.part == 0) return;
   float ds[kM][kN][4] = {};
   multiply_rows<Keys, Queries>(memory, C::kValuesAt, first_row, queries_at + Queries::kSize, ds);
-  const float keep = keep_factor(c.dropout);
+  if (drops) {
+    const float keep = keep_factor(c.dropout);
+    for_accumulators<kM, kN>(
+        [&](int m, int n, int i) { ds[m][n][i] = kept[m](n, i) ? ds[m][n][i] * keep : 0.0f; });
+  }
   for_accumulators<kM, kN>([&](int m, int n, int i) {
-    const float dp = drops ? (kept[m](n, i) ? ds[m][n][i] * keep : 0.0f) : ds[m][n][i];
-    ds[m][n][i] = p[m][n][i] * (dp - statistics.dots[stage + 8 * n + lane_column() + i % 2]);
+    ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - statistics.dots[stage + 8 * n + lane_column() + i % 2]);
   });
   if (logits.capped)
     for_accumulators<kM, kN>(
@@ -443,7 +459,8 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     load_queries<C>(b, k, step, memory, stage_of(i), statistics, i % C::kStages * C::kQueries);
   };
   const auto is_step = [&](const QueryStep& step) { return step.head < c.heads_per_group; };
-  QueryStep step{range.first <= range.last ? 0 : c.heads_per_group, range.first};
+  QueryStep step{c.heads_per_group, 0, {}};
+  if (range.first <= range.last) step = next_step<C>(b, k, tiles, range, {0, range.first - 1, {}});
   if (is_step(step)) {
     using Keys = typename C::Keys;
     load_tile<Keys, C::kThreads, true>(memory, 0, rows_of_keys<T>(c, c.k, c.qk_dim, k.b, k.group, k.tile));
@@ -462,8 +479,8 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     wait_for_copies<0>();
     sync_threads();
     if (C::kStages > 1 && is_step(next)) load(next, i + 1);
-    add_key_gradients<C>(b, k, bounds_of(b, k, tiles, step.tile), step, memory, stage_of(i), statistics,
-                         i % C::kStages * C::kQueries, gradients);
+    add_key_gradients<C>(b, k, step, memory, stage_of(i), statistics, i % C::kStages * C::kQueries,
+                         gradients);
     step = next;
   }
   store_key_gradients<C>(b, k, gradients);

@@ -75,9 +75,12 @@ struct ForwardState {
     CAPSTAN_UNROLL
     for (int row = 0; row < 2 * kM; ++row) {
       float &before = max[row / 2][row % 2], &total = sum[row / 2][row % 2];
-      // The base is 0 for rows that have attended to no key yet.
-      base[row] = top[row] == -INFINITY ? 0.0f : top[row] * factor2;
-      correction[row] = exp2_fast(before * factor2 - base[row]);
+      // The base is 0 for rows that have attended to no key yet. Both products are rounded, so that a row
+      // keeps its sums exactly where its maximum stays: nvcc would contract the second product and the
+      // difference to a fused multiply-add, and the factor 2^(rounding error of the base) of every tile would
+      // add up over a long sequence. The simulation contracts nothing and cannot show that.
+      base[row] = top[row] == -INFINITY ? 0.0f : rounded_product(top[row], factor2);
+      correction[row] = exp2_fast(rounded_product(before, factor2) - base[row]);
       before = top[row];
       total *= correction[row];
     }

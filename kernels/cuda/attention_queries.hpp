@@ -50,24 +50,26 @@ template <class T>
 __device__ __forceinline__ HeadRows<T> rows_of_queries(const AttentionCall& c, const HeadsArray& x, int width,
                                                        const QueryBlock& block, int heads_of_row) {
   const int64_t token = int64_t{block.b} * c.queries.rows() + block.first_token;
-  return {static_cast<const T*>(x.data) + x.strides.at(token, block.group, block.head_in_group),
+  return {static_cast<const T*>(x.data) + x.strides.at(0, block.group, block.head_in_group),
           x.strides.token,
           block.first,
           block.rows,
           width,
           x.aligned,
+          token,
           x.strides.head,
           heads_of_row};
 }
 template <class T>
 __device__ __forceinline__ HeadRows<T> rows_of_keys(const AttentionCall& c, const HeadsArray& x, int width,
                                                     int b, int group, const KeyTile& tile) {
-  return {static_cast<const T*>(x.data) + x.strides.at(b * c.key_stride + tile.first_row, group),
+  return {static_cast<const T*>(x.data) + x.strides.at(0, group),
           x.strides.token,
           tile.position - tile.begin,
           tile.end - tile.begin,
           width,
-          x.aligned};
+          x.aligned,
+          b * c.key_stride + tile.first_row};
 }
 
 // Row i (0 or 1) of this lane's accumulators within the query tile.

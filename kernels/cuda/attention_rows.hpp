@@ -60,8 +60,8 @@ __device__ inline KeyInterval visible_keys(const AttentionCall& c, int b, int ro
 }
 
 // Smallest and largest begin and end of the key intervals of several queries. If a query attends to no key,
-// attends_to_all() is false.
-struct KeyBounds {
+// attends_to_all() is false. Aligned, so that it is loaded at once.
+struct alignas(16) KeyBounds {
   int min_begin = kNoKey, max_begin = -1, min_end = kNoKey, max_end = -1;
   __device__ void add(const KeyInterval& keys) {
     if (keys.begin < keys.end) {

@@ -24,7 +24,14 @@ struct OperandTile {
 
   // Index of a chunk of row first + row; `first` must be a multiple of 8.
   static __device__ __forceinline__ int at(int first, int row, int chunk) {
-    return (first + row) * kChunks + (chunk ^ (row / (8 / kSwizzled) % kSwizzled));
+    const uint32_t swizzle = static_cast<uint32_t>(row) / (8 / kSwizzled) % kSwizzled;
+    return (first + row) * kChunks + (chunk ^ static_cast<int>(swizzle));
+  }
+  // The step from at(first, row, chunk) to at(first + rows, row, chunk + chunks), in the plane of a term.
+  // rows: a multiple of 8. chunk: 0 or 1; `chunks` is even, so that their sum has the bits of both.
+  static __device__ __forceinline__ SwizzledStep step(int term, int rows, int chunks) {
+    const int flip = chunks % kSwizzled;
+    return {flip, term * kPlane + rows * kChunks + chunks - flip};
   }
 };
 
@@ -41,13 +48,17 @@ struct HeadRows {
   int width;
   // Rows begin at multiples of 16 bytes.
   bool aligned;
+  // Token of row 0; `base` is the head's first element of token 0, so that an address takes one product.
+  int64_t token = 0;
   int64_t head_stride = 0;
   int heads = 1;
-  __device__ bool has(int row) const { return first + row >= 0 && first + row < count; }
+  __device__ bool has(int row) const {
+    return static_cast<uint32_t>(first + row) < static_cast<uint32_t>(count);
+  }
   __device__ const T* at(int row) const {
     const int i = first + row;
-    if (heads == 1) return base + i * stride;
-    return base + i / heads * stride + i % heads * head_stride;
+    if (heads == 1) return base + (token + i) * stride;
+    return base + (token + i / heads) * stride + i % heads * head_stride;
   }
 };
 
@@ -69,8 +80,41 @@ __device__ __forceinline__ void load_chunk(const T* from, int count, bool aligne
   }
 }
 
+// Starts asynchronous copies of rows of complete chunks. A thread copies one chunk of each run of kSwizzled
+// chunks, of every kStep-th row.
+template <class Tile, int kThreads, bool kOnce>
+__device__ __forceinline__ void copy_tile(const Shared<Bytes16>& memory, int tile,
+                                          const HeadRows<typename Tile::Element>& rows) {
+  using T = typename Tile::Element;
+  constexpr int kRun = Tile::kSwizzled, kStep = kThreads / kRun;
+  static_assert(Tile::kTerms == 1 && Tile::kRows % kStep == 0);
+  const auto thread = static_cast<uint32_t>(thread_index());
+  const auto first_row = static_cast<int>(thread / kRun), chunk = static_cast<int>(thread % kRun);
+  const auto copy_row = [&](int row_of_pass, const T* from) {
+    const bool has_row = rows.has(row_of_pass + first_row);
+    // Rows at a distance of 8 rows are swizzled alike: a constant leads from one to the next.
+    const int to =
+        tile + Tile::at(0, row_of_pass % 8 + first_row, chunk) + row_of_pass / 8 * 8 * Tile::kChunks;
+    CAPSTAN_UNROLL
+    for (int run = 0; run < Tile::kChunks; run += kRun)
+      copy_async_if(has_row && (run + chunk) * 8 < rows.width, memory, to + run,
+                    reinterpret_cast<const Bytes16*>(from + run * 8));
+  };
+  // Outside of the loop of a kernel short code is better; rows of several heads have no common distance.
+  if (kOnce || rows.heads > 1) {
+    CAPSTAN_UNROLL_TWICE
+    for (int row = 0; row < Tile::kRows; row += kStep) copy_row(row, rows.at(row + first_row) + chunk * 8);
+    return;
+  }
+  const T* from = rows.at(first_row) + chunk * 8;
+  CAPSTAN_UNROLL
+  for (int row = 0; row < Tile::kRows; row += kStep) {
+    copy_row(row, from);
+    from += kStep * rows.stride;
+  }
+}
 // Starts to load the rows of a tile at `tile`; missing rows and columns become zeros. Other threads see them
-// after wait_for_copies() and a barrier. kOnce: not in the loop of a kernel, so that short code is better.
+// after wait_for_copies() and a barrier. kOnce: not in the loop of a kernel.
 template <class Tile, int kThreads, bool kOnce = false>
 __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int tile,
                                           const HeadRows<typename Tile::Element>& rows) {
@@ -79,24 +123,12 @@ __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int til
     const int left = rows.width - chunk * 8;
     return !rows.has(row) || left < 0 ? 0 : left < 8 ? left : 8;
   };
-  const auto copy_chunk = [&](int i) {
-    const int row = i / Tile::kChunks, chunk = i % Tile::kChunks, count = count_of(row, chunk);
-    const T* const from = count > 0 ? rows.at(row) + chunk * 8 : rows.base;
-    copy_part_async<16>(memory, tile + Tile::at(0, row, chunk), reinterpret_cast<const Bytes16*>(from),
-                        count * static_cast<int>(sizeof(T)));
-  };
-  if (Tile::kTerms == 1 && rows.aligned) {
-    if constexpr (kOnce) {
-      CAPSTAN_UNROLL_TWICE
-      for (int i = thread_index(); i < Tile::kPlane; i += kThreads) copy_chunk(i);
-    } else {
-      CAPSTAN_UNROLL
-      for (int first = 0; first < Tile::kPlane; first += kThreads) {
-        const int i = first + thread_index();
-        if (Tile::kPlane % kThreads == 0 || i < Tile::kPlane) copy_chunk(i);
-      }
+  if constexpr (Tile::kTerms == 1) {
+    // The usual case; other widths and alignments are loaded by element.
+    if (rows.aligned && rows.width % 8 == 0) {
+      copy_tile<Tile, kThreads, kOnce>(memory, tile, rows);
+      return;
     }
-    return;
   }
   for (int i = thread_index(); i < Tile::kPlane; i += kThreads) {
     const int row = i / Tile::kChunks, chunk = i % Tile::kChunks, count = count_of(row, chunk);
@@ -135,23 +167,21 @@ __device__ __forceinline__ void multiply_rows(const Shared<Bytes16>& memory, int
                                               float (&accumulators)[kM][kN][4]) {
   static_assert(X::kColumns == Y::kColumns && kN % 2 == 0 && kN * 8 <= Y::kRows);
   constexpr int kTerms = X::kTerms, kBlocks = kN / 2;
-  const int lane = lane_index();
+  const int lane = lane_index(), a_row = x + X::at(x_row, lane % 16, lane / 16),
+            b_row = y + Y::at(0, lane % 8 + lane / 16 * 8, lane / 8 % 2);
   CAPSTAN_UNROLL
   for (int k = 0; k < X::kColumns / 16; ++k) {
     uint32_t a[kTerms * kM][4], b[kTerms * kBlocks][4];
-    int a_rows[kTerms * kM], b_rows[kTerms * kBlocks];
+    SwizzledStep a_steps[kTerms * kM], b_steps[kTerms * kBlocks];
     CAPSTAN_UNROLL
     for (int term = 0; term < kTerms; ++term) {
       CAPSTAN_UNROLL
-      for (int m = 0; m < kM; ++m)
-        a_rows[term * kM + m] = x + term * X::kPlane + X::at(x_row + 16 * m, lane % 16, 2 * k + lane / 16);
+      for (int m = 0; m < kM; ++m) a_steps[term * kM + m] = X::step(term, 16 * m, 2 * k);
       CAPSTAN_UNROLL
-      for (int n = 0; n < kBlocks; ++n)
-        b_rows[term * kBlocks + n] =
-            y + term * Y::kPlane + Y::at(16 * n, lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2);
+      for (int n = 0; n < kBlocks; ++n) b_steps[term * kBlocks + n] = Y::step(term, 16 * n, 2 * k);
     }
-    load_matrices<false>(a, memory, a_rows);
-    load_matrices<false>(b, memory, b_rows);
+    load_matrices<false>(a, memory, a_row, a_steps);
+    load_matrices<false>(b, memory, b_row, b_steps);
     multiply_add<typename Terms<typename X::Element>::Type, kTerms>(accumulators, 0, a, b);
   }
 }
@@ -198,22 +228,20 @@ __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, 
   static_assert(kAccumulators * 8 == Y::kColumns && kN * 8 <= Y::kRows);
   constexpr int kTerms = Y::kTerms, kBlocks = kColumnBlocks<kAccumulators / 2, kTerms, kM>;
   using Term = typename Terms<T>::Type;
-  const int lane = lane_index();
+  const int lane = lane_index(), b_row = y + Y::at(0, lane % 16, lane / 16);
   CAPSTAN_UNROLL
   for (int first = 0; first < kAccumulators / 2; first += kBlocks) {
     float part[kM][2 * kBlocks][4] = {};
     CAPSTAN_UNROLL
     for (int k = 0; k < kN / 2; ++k) {
       uint32_t b[kTerms * kBlocks][4];
-      int rows[kTerms * kBlocks];
+      SwizzledStep steps[kTerms * kBlocks];
       CAPSTAN_UNROLL
       for (int term = 0; term < kTerms; ++term) {
         CAPSTAN_UNROLL
-        for (int n = 0; n < kBlocks; ++n)
-          rows[term * kBlocks + n] =
-              y + term * Y::kPlane + Y::at(16 * k, lane % 16, 2 * (first + n) + lane / 16);
+        for (int n = 0; n < kBlocks; ++n) steps[term * kBlocks + n] = Y::step(term, 16 * k, 2 * (first + n));
       }
-      load_matrices<true>(b, memory, rows);
+      load_matrices<true>(b, memory, b_row, steps);
       if constexpr (kTerms == 1)
         multiply_add<Term, kTerms>(accumulators, 2 * first, a.v[k], b);
       else

@@ -22,11 +22,12 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
+// Divisions of unsigned integers take one instruction.
 __device__ inline int lane_index() {
-  return thread_index() % kWarp;
+  return static_cast<int>(static_cast<uint32_t>(thread_index()) % kWarp);
 }
 __device__ inline int warp_index() {
-  return thread_index() / kWarp;
+  return static_cast<int>(static_cast<uint32_t>(thread_index()) / kWarp);
 }
 // Index of this thread among all threads of the launch.
 __device__ inline int64_t global_thread() {
@@ -44,7 +45,12 @@ struct Sum {
 // NaN if one of them is.
 template <class T = float>
 struct Max {
-  __device__ T operator()(T a, T b) const { return a > b || a != a ? a : b; }
+  __device__ T operator()(T a, T b) const {
+    if constexpr (std::is_same_v<T, float>)
+      return max_or_nan(a, b);
+    else
+      return a > b ? a : b;
+  }
 };
 // For integers, since NaN is not propagated.
 template <class T>

@@ -32,9 +32,9 @@
 #define CAPSTAN_SHARED(T, name, count) \
   __shared__ T name##_storage[count];  \
   const ::capstan::kernels::cuda::Shared<T> name(name##_storage)
-// `name`: the shared memory of Grid::shared_bytes.
-#define CAPSTAN_DYNAMIC_SHARED(T, name)                           \
-  extern __shared__ __align__(16) unsigned char name##_storage[]; \
+// `name`: the shared memory of Grid::shared_bytes. Its alignment is that of load_matrices().
+#define CAPSTAN_DYNAMIC_SHARED(T, name)                            \
+  extern __shared__ __align__(128) unsigned char name##_storage[]; \
   const ::capstan::kernels::cuda::Shared<T> name(reinterpret_cast<T*>(name##_storage))
 
 namespace capstan::kernels::cuda {
@@ -202,6 +202,18 @@ __device__ __forceinline__ void copy_part_async(const Shared<T>& to, int64_t fir
                  "r"(bytes)
                  : "memory");
 }
+// As copy_async of 16 bytes if `there`; otherwise reads nothing and writes zeros. A size in a register, as
+// that of copy_part_async, would take three more instructions.
+__device__ __forceinline__ void copy_async_if(bool there, const Shared<Bytes16>& to, int64_t first,
+                                              const Bytes16* from, Location = {}) {
+  const auto target =
+      static_cast<uint32_t>(__cvta_generic_to_shared(to.data())) + static_cast<uint32_t>(first) * 16;
+  asm volatile(
+      "{ .reg .pred ignored; setp.eq.u32 ignored, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, ignored; "
+      "}" ::"r"(target),
+      "l"(from), "r"(uint32_t{there})
+      : "memory");
+}
 // Ends a group of copies.
 __device__ inline void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -221,25 +233,44 @@ __device__ void wait_for_copies() {
 //   of a 16 x 8 fragment of B             those elements of the halves of its transpose
 //   of 16 x 8 fp32 accumulators           rows l / 4 and l / 4 + 8, columns 2 (l % 4) and 2 (l % 4) + 1
 
-// Loads groups of four 8 x 8 matrices (ldmatrix). Lane l gives the index in shared memory of row l % 8 of
-// matrix l / 8 of each group. kTransposed: lanes get the elements of the transposed matrices.
+// Loads four 8 x 8 matrices (ldmatrix). Lane l gives the address of row l % 8 of matrix l / 8. kTransposed:
+// lanes get the elements of the transposed matrices.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrix_group(uint32_t (&to)[4], uint32_t address) {
+  if constexpr (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+// Loads groups of four 8 x 8 matrices. Lane l gives the index in shared memory of row l % 8 of matrix l / 8
+// of each group.
 template <bool kTransposed, int kCount>
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from,
                                               const int (&rows)[kCount], Location = {}) {
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(from.data()));
   CAPSTAN_UNROLL
-  for (int i = 0; i < kCount; ++i) {
-    const uint32_t address = base + static_cast<uint32_t>(rows[i]) * 16;
-    uint32_t(&r)[4] = to[i];
-    if constexpr (kTransposed)
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                   : "r"(address));
-    else
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                   : "r"(address));
-  }
+  for (int i = 0; i < kCount; ++i)
+    load_matrix_group<kTransposed>(to[i], base + static_cast<uint32_t>(rows[i]) * 16);
+}
+// From one index in swizzled shared memory to another one: (index ^ flip) + offset, where flip < 8.
+struct SwizzledStep {
+  int flip, offset;
+};
+// As above; lane l gives one index, from which constant steps lead to its row in each group. `from` begins at
+// a multiple of 128 bytes, so that a step takes one instruction at most.
+template <bool kTransposed, int kCount>
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, int row,
+                                              const SwizzledStep (&steps)[kCount], Location = {}) {
+  const uint32_t first =
+      static_cast<uint32_t>(__cvta_generic_to_shared(from.data())) + static_cast<uint32_t>(row) * 16;
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kCount; ++i)
+    load_matrix_group<kTransposed>(to[i], (first ^ static_cast<uint32_t>(steps[i].flip) * 16) +
+                                              static_cast<uint32_t>(steps[i].offset) * 16);
 }
 // accumulators += a b for a fragment of A and 8 columns of B.
 template <class T>
@@ -292,6 +323,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+// The larger value; NaN if one of them is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
 }
 // 1 / x with an error of one unit in the last place.
 __device__ __forceinline__ float reciprocal_fast(float x) {

@@ -231,6 +231,11 @@ void copy_part_async(const Shared<T>& to, int64_t first, const T* from, int byte
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   running_block->start_copy(to.array(), first, from, kBytes, bytes, at);
 }
+// As copy_async of 16 bytes if `there`; otherwise reads nothing and writes zeros.
+inline void copy_async_if(bool there, const Shared<Bytes16>& to, int64_t first, const Bytes16* from,
+                          Location at = {}) {
+  running_block->start_copy(to.array(), first, from, 16, there ? 16 : 0, at);
+}
 // Ends a group of copies.
 inline void commit_copies() {
   running_block->commit_copies();
@@ -264,6 +269,18 @@ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, const
       }
   });
 }
+// From one index in swizzled shared memory to another one: (index ^ flip) + offset, where flip < 8.
+struct SwizzledStep {
+  int flip, offset;
+};
+// As above; lane l gives one index, from which constant steps lead to its row in each group.
+template <bool kTransposed, int kCount>
+void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, int row,
+                   const SwizzledStep (&steps)[kCount], Location at = {}) {
+  int rows[kCount];
+  for (int i = 0; i < kCount; ++i) rows[i] = (row ^ steps[i].flip) + steps[i].offset;
+  load_matrices<kTransposed>(to, from, rows, at);
+}
 // accumulators[m][first + n] += a[m] b[n] for kM A fragments and for B fragments of 16 x 16, which are two of
 // 16 x 8. Values are the sums of kTerms terms, the largest first (kernels/cuda/bf16x3.hpp): all fragments of
 // the first term, then those of the second. Products of terms i and j with i + j >= kTerms are left out.
@@ -283,6 +300,10 @@ void multiply_add(float (&accumulators)[kM][kAccumulators][4], int first, const 
 inline float exp2_fast(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;
+}
+// The larger value; NaN if one of them is.
+inline float max_or_nan(float a, float b) {
+  return a > b || a != a ? a : b;
 }
 inline float reciprocal_fast(float x) {
   return 1.0f / x;

@@ -99,6 +99,65 @@ void check_head_sizes() {
   }
 }
 
+// The rows of a tile as a block of threads loads them.
+template <int kHead, int kThreads, bool kOnce>
+__global__ void loaded_rows(HeadRows<bf16> rows, bf16* to) {
+  using Rows = OperandTile<bf16, 64, kHead>;
+  CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
+  load_tile<Rows, kThreads, kOnce>(memory, 0, rows);
+  commit_copies();
+  wait_for_copies<0>();
+  sync_threads();
+  for (int i = thread_index(); i < Rows::kPlane; i += kThreads) {
+    const int row = i / Rows::kChunks, chunk = i % Rows::kChunks;
+    store_16(to + 8 * i, load_16(memory, Rows::at(row / 8 * 8, row % 8, chunk)));
+  }
+}
+
+// Loads rows `first` and the following ones of `count`, of which `heads` belong to a token.
+template <int kHead, int kThreads, bool kOnce>
+void check_loaded_rows(int first, int count, int width, int heads, bool aligned) {
+  INFO("head ", kHead, " threads ", kThreads, " once ", kOnce, " first ", first, " count ", count, " width ",
+       width, " heads ", heads, " aligned ", aligned);
+  struct alignas(16) Chunk {
+    bf16 values[8];
+  };
+  const int64_t head_stride = aligned ? kHead + 8 : kHead + 3, stride = heads * head_stride + 16;
+  const auto values = static_cast<size_t>((count + heads) * stride + 16);
+  std::vector<Chunk> memory(values), loaded(size_t{64} * kHead / 8);
+  bf16* const array = &memory[0].values[0] + (aligned ? 0 : 1);
+  const auto at = [&](int row) { return row / heads * stride + row % heads * head_stride; };
+  for (int64_t i = 0; i < static_cast<int64_t>(values); ++i) array[i] = bf16(NAN);
+  for (int row = 0; row < count; ++row)
+    for (int column = 0; column < width; ++column)
+      array[at(row) + column] = bf16(static_cast<float>(1 + (row * 7 + column) % 251));
+  launch(LaunchContext{}, {1, kThreads, 16 * OperandTile<bf16, 64, kHead>::kSize},
+         loaded_rows<kHead, kThreads, kOnce>,
+         HeadRows<bf16>{array, stride, first, count, width, aligned, 0, head_stride, heads},
+         &loaded[0].values[0]);
+  int wrong = 0;
+  for (int row = 0; row < 64; ++row)
+    for (int column = 0; column < kHead; ++column) {
+      const int from = first + row;
+      const bool there = from >= 0 && from < count && column < width;
+      const float expected = there ? static_cast<float>(array[at(from) + column]) : 0.0f;
+      if (static_cast<float>((&loaded[0].values[0])[row * kHead + column]) != expected) ++wrong;
+    }
+  CHECK(wrong == 0);
+}
+template <int kHead>
+void check_loads() {
+  for (const bool aligned : {true, false})
+    for (const int width : {kHead, kHead - 24, kHead - 5}) {
+      check_loaded_rows<kHead, 128, false>(0, 64, width, 1, aligned);
+      check_loaded_rows<kHead, 128, false>(-3, 41, width, 1, aligned);
+      check_loaded_rows<kHead, 32, false>(60, 90, width, 1, aligned);
+      check_loaded_rows<kHead, 32, false>(3, 50, width, 3, aligned);
+      check_loaded_rows<kHead, 64, true>(6, 61, width, 5, aligned);
+      check_loaded_rows<kHead, 128, true>(0, 200, width, 1, aligned);
+    }
+}
+
 // Whether 8 rows of a tile have the same chunk in 8 different groups of banks.
 template <int kHead>
 bool has_no_conflict() {
@@ -197,6 +256,15 @@ TEST_CASE("tiles of attention: products of three terms have the accuracy of fp32
     CHECK(sums[0] == low);
     CHECK(sums[1] == high);
   }
+}
+
+TEST_CASE("tiles of attention: rows before, in and after a sequence, of one and of several heads") {
+  check_loads<32>();
+  check_loads<64>();
+  check_loads<96>();
+  check_loads<128>();
+  check_loads<192>();
+  check_loads<256>();
 }
 
 TEST_CASE("tiles of attention: matrices are read without bank conflicts") {
