@@ -3,10 +3,12 @@
 // tiles of A and B pass through shared memory, in three stages of asynchronous copies where 16-bit values are
 // aligned. In such a tile, elements of k beyond the matrix are zeros, and rows beyond it zeros or copies of
 // others. Values of fp32 are the sums of three bf16 terms (bf16x3), which hold all their bits: six products
-// of terms replace one, and the three smallest, below the last bit of fp32, are left out. A code times the
-// scale of its block, which has at most four significant bits, is a bf16 value; the scale of the tensor
-// multiplies the sums. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group,
-// mostly from the L2 cache; C once, twice with beta. Sums over k run in one sequence.
+// of terms replace one, and the three smallest, below the last bit of fp32, are left out. Codes of FP8 that
+// have no scale but that of the tensor, in aligned rows, are copied as they are, 64 of k in a step; each warp
+// converts those that it multiplies to fp16, which has all their values. Another code times the scale of its
+// block, which has at most four significant bits, is a bf16 value. The scale of the tensor multiplies the
+// sums. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group, mostly from the
+// L2 cache; C once, twice with beta. Sums over k run in one sequence.
 #include <array>
 
 #include "kernels/block_scales.hpp"
@@ -25,7 +27,8 @@ constexpr int kWarpRows = 64, kWarpCols = 32, kAFragments = kWarpRows / 16, kBFr
 constexpr int kWarpsAcross = kGemmTile / kWarpCols;
 // Rows of tiles whose blocks run one after the other: about as many as columns of tiles that run then.
 constexpr int kBand = 16;
-// A tile of A or B in shared memory consists of chunks of eight 16-bit values.
+// A tile of A or B in shared memory consists of chunks of eight 16-bit values. Each of these is one element
+// of k, or two codes of 8 bits: Source::kCodes.
 constexpr int kChunkValues = 8, kTileChunks = kGemmTile * kDepth / kChunkValues;
 
 // ---- operands, as rows (m or n) by k
@@ -47,16 +50,10 @@ struct alignas(16) HalfChunk {
   uint16_t bits[kChunkValues];
 };
 
-// fp32, bf16 or fp16. kRowsContiguous: rows are contiguous, not elements of k.
+// A matrix whose elements are addressed by rows. kRowsContiguous: rows are contiguous, not elements of k.
 template <class T, bool kRowsContiguous>
-struct FloatSource {
+struct MatrixSource {
   static constexpr bool kByK = kRowsContiguous;
-  static constexpr int kTerms = Terms<T>::kCount;
-  // On a multiprocessor.
-  [[maybe_unused]] static constexpr int kBlocks = kTerms == 1 ? 2 : 1;
-  // Tiles have the bits of the matrix.
-  static constexpr bool kCanCopy = kTerms == 1;
-  using Term = typename Terms<T>::Type;
   // The address as an integer. From a pointer, nvcc makes two that advance side by side: one for asynchronous
   // copies, and one of another address space for loads.
   using Position = uintptr_t;
@@ -71,15 +68,42 @@ struct FloatSource {
   __device__ Position moved(Position position, int64_t distance) const {
     return position + static_cast<Position>(kByK ? distance * ld : distance) * sizeof(T);
   }
+};
+// fp32, bf16 or fp16.
+template <class T, bool kRowsContiguous>
+struct FloatSource : MatrixSource<T, kRowsContiguous> {
+  using MatrixSource<T, kRowsContiguous>::at, MatrixSource<T, kRowsContiguous>::ld;
+  static constexpr bool kByK = kRowsContiguous;
+  static constexpr int kTerms = Terms<T>::kCount, kCodes = 1;
+  // On a multiprocessor.
+  [[maybe_unused]] static constexpr int kBlocks = kTerms == 1 ? 2 : 1;
+  // Tiles have the bits of the matrix.
+  static constexpr bool kCanCopy = kTerms == 1;
+  using Term = typename Terms<T>::Type;
+
   // Whether all chunks of these rows are aligned, and complete where the elements of k of their tile exist.
   __device__ bool can_copy(const TileOrigin& origin, int64_t row, int64_t rows) const {
     return at(origin, row, 0) % sizeof(Bytes16) == 0 && ld % kChunkValues == 0 &&
            (!kByK || rows % kChunkValues == 0);
   }
+  static __device__ float scale_of_tensor() { return 1; }
 };
-// Codes with scales, [rows, k]; k contiguous.
+// Codes of FP8 with a scale of the tensor, [rows, k]; rows begin at multiples of 16 bytes.
+template <SmallFloat F>
+struct Fp8Source : MatrixSource<uint8_t, false> {
+  static constexpr SmallFloat kFormat = F;
+  static constexpr int kTerms = 1, kCodes = 2;
+  [[maybe_unused]] static constexpr int kBlocks = 2;
+  static constexpr bool kCanCopy = true;
+  using Term = f16;
+  const float* scale;
+
+  static __device__ bool can_copy(const TileOrigin&, int64_t, int64_t) { return true; }
+  __device__ float scale_of_tensor() const { return *scale; }
+};
+// All other codes with scales, [rows, k]; k contiguous.
 struct CodeSource {
-  static constexpr int kTerms = 1;
+  static constexpr int kTerms = 1, kCodes = 1;
   // Decoding takes registers.
   [[maybe_unused]] static constexpr int kBlocks = 1;
   static constexpr bool kByK = false, kCanCopy = false;
@@ -99,19 +123,25 @@ struct CodeSource {
   __device__ Position moved(const Position& position, int64_t distance) const {
     return {position.row, position.k + distance};
   }
+  // With a layout that the compiler knows, divisions by the size of blocks are shifts.
+  template <ScaleLayout kLayout>
+  __device__ int64_t scale_index(int64_t row, int64_t k) const {
+    return BlockScales{kLayout, ScaleOrder::tensor_core, scales.rows, scales.cols}.index(
+        row, k / block_of(kLayout));
+  }
   // Scale of the block of element k in row `row`, without that of the tensor.
   __device__ float scale_at(int64_t row, int64_t k) const {
     const auto* const floats = static_cast<const float*>(scale);
     const auto* const bytes = static_cast<const uint8_t*>(scale);
     switch (scales.layout) {
       case ScaleLayout::block_1x128:
-        return floats[scales.index(row, k / 128)];
+        return floats[scale_index<ScaleLayout::block_1x128>(row, k)];
       case ScaleLayout::block_128x128:
-        return floats[scales.index(row / 128, k / 128)];
+        return floats[scale_index<ScaleLayout::block_128x128>(row / 128, k)];
       case ScaleLayout::block_1x32:
-        return decode_e8m0(bytes[scales.index(row, k / 32)]);
+        return decode_e8m0(bytes[scale_index<ScaleLayout::block_1x32>(row, k)]);
       case ScaleLayout::block_1x16:
-        return decode<kE4m3>(bytes[scales.index(row, k / 16)]);
+        return decode<kE4m3>(bytes[scale_index<ScaleLayout::block_1x16>(row, k)]);
       case ScaleLayout::none:
       case ScaleLayout::tensor:
         break;
@@ -122,17 +152,40 @@ struct CodeSource {
     if (scales.layout == ScaleLayout::tensor) return *static_cast<const float*>(scale);
     return scales.layout == ScaleLayout::block_1x16 ? *tensor_scale : 1.0f;
   }
-  __device__ float code_at(int64_t row, int64_t k) const {
-    if (type == DType::f4e2m1x2)
-      return decode<kE2m1>(codes[row * ceil_div(scales.cols, 2) + k / 2] >> (k % 2 * 4) & 0xFu);
-    const uint8_t code = codes[row * scales.cols + k];
-    return type == DType::f8e4m3 ? decode<kE4m3>(code) : decode<kE5m2>(code);
+  // The values of the first `count` codes of a chunk; those after them are 0.
+  __device__ void load(int64_t row, int64_t k, int count, float (&values)[kChunkValues]) const {
+    if (type == DType::f4e2m1x2) {
+      const uint8_t* const from = codes + row * ceil_div(scales.cols, 2) + k / 2;
+      CAPSTAN_UNROLL
+      for (int i = 0; i < kChunkValues; ++i)
+        values[i] = i < count ? decode<kE2m1>(from[i / 2] >> (i % 2 * 4) & 0xFu) : 0.0f;
+      return;
+    }
+    const uint8_t* const from = codes + row * scales.cols + k;
+    uint32_t words[kChunkValues / 4] = {};
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kChunkValues; ++i)
+      if (i < count) words[i / 4] |= uint32_t{from[i]} << (i % 4 * 8);
+    CAPSTAN_UNROLL
+    for (int i = 0; i < kChunkValues; i += 4) {
+      uint32_t pairs[2];
+      if (type == DType::f8e4m3)
+        decode_codes<kE4m3>(words[i / 4], pairs[0], pairs[1]);
+      else
+        decode_codes<kE5m2>(words[i / 4], pairs[0], pairs[1]);
+      CAPSTAN_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        const FloatPair pair = unpack_pair<f16>(pairs[n]);
+        values[i + 2 * n] = pair.low, values[i + 2 * n + 1] = pair.high;
+      }
+    }
   }
 };
 
-// Writes one chunk with the first `count` values from a position on, and zeros.
+// Writes one chunk with the elements [first, count) from a position on, and zeros. Other elements than the
+// first one come first with Fp8Source alone.
 template <class T, bool kByK>
-__device__ void fill_chunk(const FloatSource<T, kByK>&, uintptr_t position, int count,
+__device__ void fill_chunk(const FloatSource<T, kByK>&, uintptr_t position, int, int count,
                            const Shared<Bytes16>& memory, int slot) {
   const T* const from = reinterpret_cast<const T*>(position);
   if constexpr (std::is_same_v<T, float>) {
@@ -153,19 +206,39 @@ __device__ void fill_chunk(const FloatSource<T, kByK>&, uintptr_t position, int 
     memory[slot] = std::bit_cast<Bytes16>(chunk);
   }
 }
-__device__ inline void fill_chunk(const CodeSource& source, const CodeSource::Position& from, int count,
+template <SmallFloat F>
+__device__ void fill_chunk(const Fp8Source<F>&, uintptr_t position, int first, int count,
+                           const Shared<Bytes16>& memory, int slot) {
+  struct alignas(16) Words {
+    uint32_t words[4];
+  };
+  const auto low_bytes = [](int n) { return n <= 0 ? 0u : n >= 4 ? ~0u : (1u << 8 * n) - 1; };
+  Words chunk{};
+  if (count > 0) {
+    chunk = std::bit_cast<Words>(load_16(reinterpret_cast<const void*>(position)));
+    CAPSTAN_UNROLL
+    for (int i = 0; i < 4; ++i) chunk.words[i] &= low_bytes(count - 4 * i) & ~low_bytes(first - 4 * i);
+  }
+  memory[slot] = std::bit_cast<Bytes16>(chunk);
+}
+__device__ inline void fill_chunk(const CodeSource& source, const CodeSource::Position& from, int, int count,
                                   const Shared<Bytes16>& memory, int slot) {
   float values[kChunkValues] = {};
   if (count > 0) {
     // All elements of a chunk lie in one quantization block.
     const float scale = source.scale_at(from.row, from.k);
-    for (int i = 0; i < kChunkValues && i < count; ++i)
-      values[i] = source.code_at(from.row, from.k + i) * scale;
+    source.load(from.row, from.k, count, values);
+    CAPSTAN_UNROLL
+    for (float& value : values) value *= scale;
   }
   store_terms<bf16>(values, memory, slot, kTileChunks);
 }
 
-// Loads the tiles of one operand, 32 elements of k after the other. A thread has the same chunks of each
+// Elements of k of a step.
+template <class Source>
+inline constexpr int kStepDepth = kDepth* Source::kCodes;
+
+// Loads the tiles of one operand, those of one step after the other. A thread has the same chunks of each
 // tile, whose addresses are computed once.
 template <class Source>
 class TileLoader {
@@ -177,7 +250,7 @@ class TileLoader {
         rows_(narrow<int>(std::min<int64_t>(rows - row, kGemmTile))) {
     CAPSTAN_UNROLL
     for (int i = 0; i < kChunks; ++i)
-      positions_[i] = source.at(origin, row + (row_of(i) < rows_ ? row_of(i) : 0), k_of(i));
+      positions_[i] = source.at(origin, row + (row_of(i) < rows_ ? row_of(i) : 0), kCodes * k_of(i));
   }
   // Starts to copy the next tile to memory[first], where can_copy() holds. Rows beyond those of the matrix,
   // which reach no element of C, are copies of others.
@@ -188,13 +261,14 @@ class TileLoader {
                      reinterpret_cast<const Bytes16*>(positions_[i]));
     advance();
   }
-  // Starts to load the next tile, of `depth` elements of k, to memory[first]. After them, and beyond the rows
-  // of the matrix, there are zeros.
-  __device__ __forceinline__ void fill(const Shared<Bytes16>& memory, int first, int depth) {
+  // Starts to load the next tile, of `depth` elements of k, to memory[first]. After them, in place of the
+  // first `skipped` ones, and beyond the rows of the matrix, there are zeros.
+  __device__ __forceinline__ void fill(const Shared<Bytes16>& memory, int first, int skipped, int depth) {
+    constexpr int kMost = kCodes * kChunkValues;
     const auto fill_one = [&](int i, const typename Source::Position& from) {
-      const int rows_left = rows_ - row_of(i), depth_left = depth - k_of(i);
+      const int rows_left = rows_ - row_of(i), depth_left = depth - kCodes * k_of(i);
       const int count = rows_left <= 0 || depth_left <= 0 ? 0 : kByK ? rows_left : depth_left;
-      fill_chunk(source_, from, count < kChunkValues ? count : kChunkValues, memory,
+      fill_chunk(source_, from, skipped - kCodes * k_of(i), count < kMost ? count : kMost, memory,
                  first + slot_ + i * kGemmThreads);
     };
     if constexpr (std::is_same_v<Source, CodeSource>) {
@@ -210,13 +284,13 @@ class TileLoader {
 
  private:
   static constexpr bool kByK = Source::kByK;
-  static constexpr int kChunks = kTileChunks / kGemmThreads;
+  static constexpr int kCodes = Source::kCodes, kChunks = kTileChunks / kGemmThreads;
   // Chunks that follow each other in a tile: those of a row, or with kByK those of one k.
   static constexpr int kRun = (kByK ? kGemmTile : kDepth) / kChunkValues;
   // All chunks of a thread have one swizzle.
   static_assert(kGemmThreads / kRun % 8 == 0);
 
-  // First row and first k of chunk i in the tile.
+  // First row and first 16-bit value of k of chunk i in the tile.
   static __device__ int row_of(int i) {
     return kByK ? thread_index() % kRun * kChunkValues : (thread_index() + i * kGemmThreads) / kRun;
   }
@@ -225,7 +299,7 @@ class TileLoader {
   }
   __device__ __forceinline__ void advance() {
     CAPSTAN_UNROLL
-    for (int i = 0; i < kChunks; ++i) positions_[i] = source_.moved(positions_[i], kDepth);
+    for (int i = 0; i < kChunks; ++i) positions_[i] = source_.moved(positions_[i], kStepDepth<Source>);
   }
 
   const Source& source_;
@@ -297,6 +371,8 @@ struct TileTask {
   int64_t row = 0, column = 0;
   // Number of rows of all groups before this one (groups of m), or of their elements of k.
   int64_t first = 0;
+  // Elements of k that come first, and are of the group before this one, so that chunks are aligned.
+  int skipped = 0;
   bool exists = false;
 };
 __device__ inline int64_t tiles_of(int64_t n) {
@@ -355,6 +431,10 @@ __device__ TileTask task_of(const TileGemm<SourceA, SourceB>& g) {
     for (int64_t i = lane_index(); i < task.group; i += kWarp) before += g.sizes[i];
     task.first = warp_sum(before);
     task.k = g.sizes[task.group];
+    if (SourceA::kCodes > 1 && task.k > 0) {
+      task.skipped = narrow<int>(task.first % (SourceA::kCodes * kChunkValues));
+      task.first -= task.skipped, task.k += task.skipped;
+    }
   }
   // Blocks that run at a time have the tiles of a band of rows, column by column, so that they read few rows
   // of A and of B besides those in the L2 cache.
@@ -425,8 +505,7 @@ __device__ __forceinline__ void store_sums_as(const TileGemm<SourceA, SourceB>& 
     }
   };
   const auto has_second = [&](int n) { return kComplete || 8 * n + 1 < columns_left; };
-  float alpha = g.alpha;
-  if constexpr (std::is_same_v<SourceA, CodeSource>) alpha *= g.a.scale_of_tensor() * g.b.scale_of_tensor();
+  const float alpha = g.alpha * (g.a.scale_of_tensor() * g.b.scale_of_tensor());
   for_pairs([&](int, const T*, float& low, float& high) { low *= alpha, high *= alpha; });
   // All elements are read before the first is written, so that the reads need not wait for each other.
   if (g.beta != 0)
@@ -482,6 +561,18 @@ inline constexpr int kTileStages = Source::kTerms == 1 ? 3 : 2;
 template <class Source>
 inline constexpr int kStageChunks = 2 * Source::kTerms* kTileChunks;
 
+// Converts fragments of codes, of 16 rows and 32 elements of k, to fp16: to those of the first or the second
+// 16 elements. Their order in a fragment is not that of k, but the same in A and in B.
+template <class Source, bool kIsA, int kCount>
+__device__ __forceinline__ void decode_fragments(const uint32_t (&codes)[kCount][4], int half,
+                                                 uint32_t (&to)[kCount][4]) {
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kCount; ++i) CAPSTAN_UNROLL
+  for (int rows = 0; rows < 2; ++rows)
+    decode_codes<Source::kFormat>(codes[i][kIsA ? rows + 2 * half : 2 * rows + half],
+                                  to[i][kIsA ? rows : 2 * rows], to[i][kIsA ? rows + 2 : 2 * rows + 1]);
+}
+
 // Adds the products of the tiles in a stage to a warp's sums.
 //
 // With several terms, the products of a step are added to each other, and their sum to `sums` by an addition
@@ -489,18 +580,30 @@ inline constexpr int kStageChunks = 2 * Source::kTerms* kTileChunks;
 // N. Higham, M. Mikaitis, S. Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science
 // 7:e330, 2021): errors of one direction, which would grow with the number of matrix operations on a sum. The
 // simulation's operations round to nearest, so that no test there shows the difference.
-template <class Source, class FragmentsA, class FragmentsB>
+template <class SourceA, class SourceB>
 __device__ __forceinline__ void multiply_step(const Shared<Bytes16>& memory, int stage,
-                                              const FragmentsA& a_fragments, const FragmentsB& b_fragments,
+                                              const FragmentLoader<SourceA, true, kAFragments>& a_fragments,
+                                              const FragmentLoader<SourceB, false, kBFragments>& b_fragments,
                                               Accumulators& sums) {
-  constexpr int kTerms = Source::kTerms;
+  constexpr int kTerms = SourceA::kTerms;
+  using Term = typename SourceA::Term;
   Accumulators part = {};
   CAPSTAN_UNROLL
   for (int k = 0; k < kDepth; k += 16) {
     uint32_t a[kTerms * kAFragments][4], b[kTerms * kBFragments][4];
     a_fragments.load(memory, stage, k, a);
     b_fragments.load(memory, stage + kTerms * kTileChunks, k, b);
-    multiply_add<typename Source::Term, kTerms>(kTerms == 1 ? sums : part, 0, a, b);
+    if constexpr (SourceA::kCodes == 1) {
+      multiply_add<Term, kTerms>(kTerms == 1 ? sums : part, 0, a, b);
+    } else {
+      CAPSTAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        uint32_t a_values[kAFragments][4], b_values[kBFragments][4];
+        decode_fragments<SourceA, true>(a, half, a_values);
+        decode_fragments<SourceB, false>(b, half, b_values);
+        multiply_add<Term, 1>(sums, 0, a_values, b_values);
+      }
+    }
   }
   if constexpr (kTerms > 1) {
     CAPSTAN_UNROLL
@@ -529,8 +632,9 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, SourceA::kBlocks)
             warp_column = warp_index() % kWarpsAcross * kWarpCols;
   // This warp has no elements of C.
   const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
-  const auto steps = narrow<int>(ceil_div(task.k, kDepth));
-  const int last_depth = static_cast<int>(task.k - int64_t{steps - 1} * kDepth);
+  constexpr int kStep = kStepDepth<SourceA>;
+  const auto steps = narrow<int>(ceil_div(task.k, kStep));
+  const int last_depth = static_cast<int>(task.k - int64_t{steps - 1} * kStep);
   const TileOrigin a_origin = origin_of(g.a, g.groups, task, true, g.s.stride_a),
                    b_origin = origin_of(g.b, g.groups, task, false, g.s.stride_b);
   TileLoader<SourceA> a_tiles(g.a, a_origin, task.row, task.m);
@@ -540,7 +644,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, SourceA::kBlocks)
   int copied_steps = 0, to = 0;
   if constexpr (SourceA::kCanCopy)
     if (g.a.can_copy(a_origin, task.row, task.m) && g.b.can_copy(b_origin, task.column, g.s.n))
-      copied_steps = narrow<int>(task.k / kDepth);
+      copied_steps = narrow<int>(task.k / kStep);
   const auto copy = [&] {
     if constexpr (SourceA::kCanCopy) {
       a_tiles.copy(memory, to);
@@ -548,18 +652,19 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, SourceA::kBlocks)
     }
     to = next(to);
   };
-  const auto fill = [&](int step) {
+  const auto fill = [&](int step, int skipped = 0) {
     if (step >= steps) return;
-    const int depth = step == steps - 1 ? last_depth : kDepth;
-    a_tiles.fill(memory, to, depth);
-    b_tiles.fill(memory, to + kTerms * kTileChunks, depth);
+    const int depth = step == steps - 1 ? last_depth : kStep;
+    a_tiles.fill(memory, to, skipped, depth);
+    b_tiles.fill(memory, to + kTerms * kTileChunks, skipped, depth);
     to = next(to);
   };
   for (int step = 0; step < kStages - 1; ++step) {
-    if (step < copied_steps)
+    const int skipped = SourceA::kCodes > 1 && step == 0 ? task.skipped : 0;
+    if (step < copied_steps && skipped == 0)
       copy();
     else
-      fill(step);
+      fill(step, skipped);
     commit_copies();
   }
 
@@ -576,7 +681,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kGemmThreads, SourceA::kBlocks)
       load(step + kStages - 1);
       commit_copies();
       if (idle) continue;
-      multiply_step<SourceA>(memory, stage, a_fragments, b_fragments, sums);
+      multiply_step(memory, stage, a_fragments, b_fragments, sums);
     }
   };
   if constexpr (SourceA::kCanCopy) multiply(copied_steps - (kStages - 1), [&](int) { copy(); });
@@ -606,12 +711,29 @@ CodeSource code_source(const Operand& x, int64_t rows, int64_t k) {
           {x.layout, ScaleOrder::tensor_core, rows, k}};
 }
 
+// Whether Fp8Source reads this matrix of k columns.
+bool has_aligned_codes(const Operand& x, int64_t k) {
+  constexpr int64_t kAlignment = sizeof(Bytes16);
+  return x.layout == ScaleLayout::tensor && k % kAlignment == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % kAlignment == 0;
+}
+template <SmallFloat F>
+Fp8Source<F> fp8_source(const Operand& x, int64_t k) {
+  return {{static_cast<const uint8_t*>(x.data), k}, static_cast<const float*>(x.scale)};
+}
+
 void launch_problem(Context& c, const GemmShape& s, TileGroups groups, const int64_t* sizes, int64_t count,
                     const Operand& a, const Operand& b, Out out, float alpha, float beta, In bias) {
   const auto run = [&]<class SourceA, class SourceB>(const SourceA& source_a, const SourceB& source_b) {
     launch_tiles(c, TileGemm<SourceA, SourceB>{s, groups, sizes, count, source_a, source_b,
                                                array_of<Any>(out), alpha, beta, array_of<Any>(bias)});
   };
+  if (has_aligned_codes(a, s.k) && has_aligned_codes(b, s.k)) {
+    // One of the two is e4m3.
+    if (a.dtype == DType::f8e5m2) return run(fp8_source<kE5m2>(a, s.k), fp8_source<kE4m3>(b, s.k));
+    if (b.dtype == DType::f8e5m2) return run(fp8_source<kE4m3>(a, s.k), fp8_source<kE5m2>(b, s.k));
+    return run(fp8_source<kE4m3>(a, s.k), fp8_source<kE4m3>(b, s.k));
+  }
   if (a.layout != ScaleLayout::none) {
     const bool many_a = groups == TileGroups::batch && s.stride_a != 0,
                many_b = groups != TileGroups::k && s.stride_b != 0;
@@ -623,14 +745,14 @@ void launch_problem(Context& c, const GemmShape& s, TileGroups groups, const int
     if constexpr (!std::is_same_v<T, Any>) {
       const auto with_a = [&](const auto& source_a) {
         if (s.trans_b)
-          run(source_a, FloatSource<T, false>{static_cast<const T*>(b.data), s.ldb});
+          run(source_a, FloatSource<T, false>{{static_cast<const T*>(b.data), s.ldb}});
         else
-          run(source_a, FloatSource<T, true>{static_cast<const T*>(b.data), s.ldb});
+          run(source_a, FloatSource<T, true>{{static_cast<const T*>(b.data), s.ldb}});
       };
       if (s.trans_a)
-        with_a(FloatSource<T, true>{static_cast<const T*>(a.data), s.lda});
+        with_a(FloatSource<T, true>{{static_cast<const T*>(a.data), s.lda}});
       else
-        with_a(FloatSource<T, false>{static_cast<const T*>(a.data), s.lda});
+        with_a(FloatSource<T, false>{{static_cast<const T*>(a.data), s.lda}});
     }
   });
 }

@@ -424,6 +424,26 @@ __device__ uint32_t encode_pair(float first, float second) {
     return encode<F>(first) | encode<F>(second) << kBits;
   }
 }
+// The values of four codes of 8 bits as fp16, which has all values of e4m3 and e5m2: two in each register,
+// the first in the lower half.
+template <SmallFloat F>
+__device__ __forceinline__ void decode_codes(uint32_t codes, uint32_t& first, uint32_t& second) {
+  static_assert(F == kE4m3 || F == kE5m2);
+  if constexpr (F == kE5m2) {
+    // The upper byte of the fp16.
+    first = __byte_perm(codes, 0, 0x1404), second = __byte_perm(codes, 0, 0x3424);
+  } else {
+#if __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+        "cvt.rn.f16x2.e4m3x2 %1, high; }"
+        : "=r"(first), "=r"(second)
+        : "r"(codes));
+#else
+    first = pack_pair<f16>(decode<F>(codes & 0xFF), decode<F>(codes >> 8 & 0xFF));
+    second = pack_pair<f16>(decode<F>(codes >> 16 & 0xFF), decode<F>(codes >> 24));
+#endif
+  }
+}
 
 // ---- launches
 

@@ -346,6 +346,14 @@ template <SmallFloat F>
 uint32_t encode_pair(float first, float second) {
   return encode<F>(first) | encode<F>(second) << (1 + F.exponent_bits + F.mantissa_bits);
 }
+// The values of four codes of 8 bits as fp16, which has all values of e4m3 and e5m2: two in each register,
+// the first in the lower half.
+template <SmallFloat F>
+void decode_codes(uint32_t codes, uint32_t& first, uint32_t& second) {
+  static_assert(F == kE4m3 || F == kE5m2);
+  first = pack_pair<f16>(decode<F>(codes & 0xFF), decode<F>(codes >> 8 & 0xFF));
+  second = pack_pair<f16>(decode<F>(codes >> 16 & 0xFF), decode<F>(codes >> 24));
+}
 
 // ---- launches
 

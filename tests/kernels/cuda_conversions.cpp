@@ -8,6 +8,7 @@
 #endif
 
 #include <bit>
+#include <cmath>
 
 #include "tensor/float8.hpp"
 
@@ -28,4 +29,17 @@ TEST_CASE("CUDA's conversions to fp8 and fp4 have the same codes, but for the si
       REQUIRE((e2m1 | sign << 3) == encode<kE2m1>(value));
 #endif
     }
+}
+
+TEST_CASE("CUDA's conversions from fp8 to fp16 have the same values") {
+  const auto check = [](uint32_t code, __nv_fp8_interpretation_t format, float value) {
+    f16 converted;
+    converted.bits = __nv_cvt_fp8_to_halfraw(static_cast<uint8_t>(code), format).x;
+    const auto got = static_cast<float>(converted);
+    CHECK((std::isnan(value) ? std::isnan(got) : got == value && std::signbit(got) == std::signbit(value)));
+  };
+  for (uint32_t code = 0; code < 256; ++code) {
+    check(code, __NV_E4M3, decode<kE4m3>(code));
+    check(code, __NV_E5M2, decode<kE5m2>(code));
+  }
 }

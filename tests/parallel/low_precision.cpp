@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "kernels/table.hpp"
 #include "ops/activation.hpp"
@@ -230,8 +231,12 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
     uint32_t seed = 1;
     for (const ScalingRecipe recipe : kRecipes)
       for (const bool hybrid : {false, true})
-        for (const auto [m, n, k] :
-             {std::array<int64_t, 3>{1, 1, 1}, {5, 300, 40}, {37, 65, 131}, {130, 9, 1030}, {48, 80, 256}}) {
+        for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1},
+                                     {5, 300, 40},
+                                     {37, 65, 131},
+                                     {37, 65, 144},
+                                     {130, 9, 1030},
+                                     {48, 80, 256}}) {
           INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
           if (!test::multiplies<D>(name_of(recipe))) continue;
           const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
@@ -287,6 +292,118 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
       // A weight that is kept has the same codes in the next micro-batch.
       const GemmResults again = run(*device, layer, x, dy);
       if (recipe != ScalingRecipe::delayed) CHECK(again.y.values == got.y.values);
+    }
+}
+
+namespace {
+
+// A code of 8 bits at an element of a matrix.
+struct CodeAt {
+  int64_t row, k;
+  uint8_t code;
+};
+// Random codes of FP8 of less than `magnitude`, with a scale of the tensor.
+GemmOperand random_codes(Device& device, DType type, int64_t rows, int64_t k, uint32_t magnitude,
+                         uint32_t seed, float scale, const std::vector<CodeAt>& others) {
+  std::vector<uint8_t> codes;
+  uint32_t state = seed;
+  for (int64_t i = 0; i < rows * k; ++i) {
+    state = state * 1664525u + 1013904223u;
+    codes.push_back(static_cast<uint8_t>((state >> 16) % magnitude | (state >> 24 & 0x80)));
+  }
+  for (const CodeAt& x : others) codes[static_cast<size_t>(x.row * k + x.k)] = x.code;
+  return {Tensor::from_host<uint8_t>(device, {rows, k}, codes).as_type(type),
+          Tensor::from_host<float>(device, {1}, std::vector<float>{scale}),
+          {},
+          ScaleLayout::tensor,
+          k};
+}
+
+// NaN, and an infinity of e5m2, which is another NaN in e4m3.
+constexpr uint8_t kNanCode = 0x7F, kInfinityCode = 0x7C;
+// C of FP8 operands in groups of m or k; k: of the operands, that is, of all groups. exact: with codes so
+// small that fp32 has all sums.
+void check_groups_of_codes(Device& device, DType a_type, DType b_type, kernels::GemmGroups groups,
+                           const std::vector<int64_t>& sizes, int64_t m, int64_t n, int64_t k, bool exact) {
+  const bool of_rows = groups == kernels::GemmGroups::m;
+  const auto count = static_cast<int64_t>(sizes.size());
+  const int64_t used = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  // Rows or elements of k beyond those of the groups are NaN. So are some of the last and of the first
+  // elements of k of the groups, which are no elements of their neighbors.
+  std::vector<CodeAt> in_a, in_b;
+  for (int64_t row = of_rows ? used : 0; row < m; ++row)
+    for (int64_t i = of_rows ? 0 : used; i < k; ++i) in_a.push_back({row, i, kNanCode});
+  if (!of_rows)
+    for (int64_t row = 0; row < n; ++row)
+      for (int64_t i = used; i < k; ++i) in_b.push_back({row, i, kNanCode});
+  if (!exact) {
+    const int64_t last = (of_rows ? k : sizes[0]) - 1;
+    in_a.insert(in_a.end(),
+                {{1, last, kNanCode}, {2, last, kInfinityCode}, {3, of_rows ? 0 : last + 1, 0xFF}});
+    in_b.insert(in_b.end(), {{4, last, 0xFF}, {5, of_rows ? 0 : last + 1, kInfinityCode}});
+  }
+  const uint32_t magnitude = exact ? 16 : 0x48;
+  const GemmOperand a = random_codes(device, a_type, m, k, magnitude, 3, 0.5f, in_a),
+                    b = random_codes(device, b_type, of_rows ? count * n : n, k, magnitude, 4, 0.25f, in_b);
+  const int64_t c_rows = of_rows ? m : count * m;
+  const Tensor c =
+      Tensor::from_host<float>(device, {c_rows, n}, std::vector<float>(static_cast<size_t>(c_rows * n), 2));
+  const kernels::GemmShape shape{.trans_b = true,
+                                 .m = m,
+                                 .n = n,
+                                 .k = k,
+                                 .lda = k,
+                                 .ldb = k,
+                                 .ldc = n,
+                                 .stride_b = of_rows ? n * k : 0,
+                                 .stride_c = of_rows ? 0 : m * n};
+  const kernels::Gemm& gemm = *device.table().gemm;
+  launch(device,
+         gemm.run_grouped_workspace(shape, groups, count, {a_type, b_type, DType::f32, a.layout, b.layout}, 1,
+                                    0),
+         gemm.run_grouped, shape, groups, Tensor::from_host<int64_t>(device, {count}, sizes), count, a, b, c,
+         1.0f, 0.0f, Tensor());
+  const Matrix left = decoded(a), right = decoded(b), got = from(c);
+  int64_t wrong = 0;
+  for (int64_t g = 0, first = 0; g < count; first += sizes[static_cast<size_t>(g++)]) {
+    const int64_t size = sizes[static_cast<size_t>(g)], row_begin = of_rows ? first : 0,
+                  k_begin = of_rows ? 0 : first;
+    for (int64_t row = row_begin; row < (of_rows ? first + size : m); ++row)
+      for (int64_t column = 0; column < n; ++column) {
+        double expected = 0;
+        for (int64_t i = k_begin; i < (of_rows ? k : first + size); ++i)
+          expected += left.at(row, i) * right.at(of_rows ? g * n + column : column, i);
+        const double value = got.at(of_rows ? row : g * m + row, column);
+        if (!std::isfinite(expected))
+          wrong += std::isnan(expected) ? !std::isnan(value) : value != expected;
+        else
+          wrong += !(std::abs(value - expected) <= (exact ? 0 : 1e-3 * (1 + std::abs(expected))));
+      }
+  }
+  CHECK(wrong == 0);
+  if (of_rows)
+    CHECK(std::all_of(got.values.begin() + used * n, got.values.end(), [](double v) { return v == 2; }));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("grouped GEMMs of codes are those of the values, special and subnormal ones too", D,
+                   EVERY_DEVICE) {
+  if (!test::multiplies<D>("tensorwise")) return;
+  const auto device = D::make(2);
+  constexpr DType kE4 = DType::f8e4m3, kE5 = DType::f8e5m2;
+  for (const auto& [a_type, b_type] : {std::pair{kE4, kE4}, {kE4, kE5}, {kE5, kE4}})
+    for (const bool exact : {false, true}) {
+      INFO(name_of(a_type), " times ", name_of(b_type), exact ? ", exact" : "");
+      // Rows of aligned and of other sizes.
+      for (const int64_t k : {16, 50, 64, 208})
+        check_groups_of_codes(*device, a_type, b_type, kernels::GemmGroups::m, {17, 0, 150, 5}, 180, 37, k,
+                              exact);
+      for (const int64_t k : {400, 397})
+        check_groups_of_codes(*device, a_type, b_type, kernels::GemmGroups::k, {17, 0, 33, 5, 260, 16, 64},
+                              70, 37, k, exact);
+      check_groups_of_codes(*device, a_type, b_type, kernels::GemmGroups::k, {64, 16, 256, 9}, 150, 20, 352,
+                            exact);
     }
 }
 
