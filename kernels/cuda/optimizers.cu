@@ -288,9 +288,10 @@ struct MuonUpdateRule {
   }
 };
 
-// Blocks that a multiprocessor runs at once; more of them would leave too few registers.
+// Blocks that a multiprocessor runs at once; more of them would leave too few registers. The host has no use
+// for it.
 template <class Rule>
-constexpr int kUpdateBlocks = std::is_same_v<Rule, AdamRule> ? 3 : 5;
+[[maybe_unused]] constexpr int kUpdateBlocks = std::is_same_v<Rule, AdamRule> ? 3 : 5;
 
 // scaled: the gradient is multiplied by that of the control.
 template <class Rule>
