@@ -67,7 +67,7 @@ struct ActivationSource {
     if constexpr (std::is_same_v<T, Any>)
       group = y.load(at, count);
     else
-      for (int k = 0; k < kGroup<T>; ++k) group[k] = to_float(from_float<T>(group[k]));
+      group = Array<T>::unpack(Array<T>::pack(group));
     return group;
   }
 
@@ -159,9 +159,9 @@ __device__ LimitedGate limited_gate(const ActivationFunction& e, float gate, flo
 
 // f(slope x) / slope.
 template <class F>
-__device__ ActivationValue with_slope(float slope, float x) {
+__device__ ActivationValue with_slope(float slope, float inverse_slope, float x) {
   const ActivationValue f = F::of(slope * x);
-  return {f.value / slope, f.derivative};
+  return {f.value * inverse_slope, f.derivative};
 }
 
 template <class T>
@@ -185,17 +185,18 @@ __global__ void expert_forward_kernel(ExpertRows<T> rows, Array<T> y) {
   constexpr int kSize = kGroup<T>;
   const int64_t row = block_index(), cols = rows.cols, at = rows.begin(row);
   if (!rows.uses(row)) return;
-  const float weight = rows.weight(row);
+  const float weight = rows.weight(row), inverse_slope = 1.0f / rows.e.slope;
   for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
     auto group = rows.x.load(at + i, cols - i);
     if (rows.e.gated) {
       const auto up = rows.x.load(at + cols + i, cols - i);
       for (int k = 0; k < kSize; ++k) {
         const LimitedGate g = limited_gate(rows.e, group[k], up[k]);
-        group[k] = with_slope<F>(rows.e.slope, g.gate).value * g.up * weight;
+        group[k] = with_slope<F>(rows.e.slope, inverse_slope, g.gate).value * g.up * weight;
       }
     } else {
-      for (int k = 0; k < kSize; ++k) group[k] = with_slope<F>(rows.e.slope, group[k]).value * weight;
+      for (int k = 0; k < kSize; ++k)
+        group[k] = with_slope<F>(rows.e.slope, inverse_slope, group[k]).value * weight;
     }
     y.store(row * cols + i, cols - i, group);
   }
@@ -206,7 +207,7 @@ __global__ void expert_backward_kernel(ExpertRows<T> rows, Array<T> dy, Array<T>
   constexpr int kSize = kGroup<T>;
   const int64_t row = block_index(), cols = rows.cols, at = rows.begin(row);
   if (!rows.uses(row)) return;
-  const float weight = rows.weight(row);
+  const float weight = rows.weight(row), inverse_slope = 1.0f / rows.e.slope;
   // dy · y without the weight.
   float sum = 0;
   for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
@@ -215,10 +216,9 @@ __global__ void expert_backward_kernel(ExpertRows<T> rows, Array<T> dy, Array<T>
     auto up = d;
     if (rows.e.gated) up = rows.x.load(at + cols + i, cols - i);
     for (int k = 0; k < kSize; ++k) {
-      if (i + k >= cols) break;
       const LimitedGate g =
           rows.e.gated ? limited_gate(rows.e, gate[k], up[k]) : LimitedGate{gate[k], 1.0f, true, true};
-      const ActivationValue f = with_slope<F>(rows.e.slope, g.gate);
+      const ActivationValue f = with_slope<F>(rows.e.slope, inverse_slope, g.gate);
       sum += f.value * g.up * d[k];
       gate[k] = g.gate_passes ? d[k] * weight * g.up * f.derivative : 0.0f;
       up[k] = g.up_passes ? d[k] * weight * f.value : 0.0f;

@@ -22,7 +22,7 @@ struct Gelu {
 struct GeluTanh {
   static __device__ ActivationValue of(float x) {
     constexpr float kTwoC = 2 * 0.7978845608028654f, kCubic = 0.044715f;
-    const float s = 1.0f / (1.0f + std::exp(-kTwoC * x * (1.0f + kCubic * x * x))), y = x * s;
+    const float s = reciprocal_fast(1.0f + std::exp(-kTwoC * x * (1.0f + kCubic * x * x))), y = x * s;
     const float inner = kTwoC * (1.0f + 3 * kCubic * x * x);
     // Beyond the range in which 1 - s is not 0, `inner` may be infinite.
     const float rest = s < 1.0f && s > 0.0f ? y * (1.0f - s) * inner : x != x ? x : 0.0f;
@@ -31,7 +31,7 @@ struct GeluTanh {
 };
 struct Silu {
   static __device__ ActivationValue of(float x) {
-    const float s = 1.0f / (1.0f + std::exp(-x)), y = x * s;
+    const float s = reciprocal_fast(1.0f + std::exp(-x)), y = x * s;
     return {y, s + y * (1.0f - s)};
   }
 };

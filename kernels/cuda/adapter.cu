@@ -187,14 +187,19 @@ void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
 struct Nf4Scales {
   // The first element of the region in its matrix, and the columns of both.
   int64_t first, columns, matrix_columns, block;
+  // Where the region has all columns, its blocks follow one another in the matrix, from this one on; else -1.
+  int64_t first_block;
   const float* scales;
   const uint8_t* codes;
   const float *nested, *map, *offset;
 
   __device__ float of(int64_t i) const {
     if (scales) return scales[i];
-    const int64_t row = i * block / columns, column = i * block % columns,
-                  k = (first + row * matrix_columns + column) / block;
+    int64_t k = first_block + i;
+    if (first_block < 0) {
+      const int64_t row = i * block / columns, column = i * block % columns;
+      k = (first + row * matrix_columns + column) / block;
+    }
     return rounded_product(map[codes[i]], nested[k / kNf4NestedBlock]) + *offset;
   }
 };
@@ -207,17 +212,18 @@ __global__ void nf4_dequantize_kernel(Nf4Scales scales, const uint8_t* codes, in
   const int64_t i = global_thread() * kSize;
   if (i >= n) return;
   Group<kSize> group = {};
-  int64_t block = -1;
-  float scale = 0;
-  for (int k = 0; k < kSize && i + k < n; k += 2) {
-    // A block has an even number of elements, unless it is the last one.
-    if (const int64_t here = (i + k) / scales.block; here != block) {
-      block = here;
-      scale = scales.of(block);
-    }
-    const uint32_t pair = codes[(i + k) / 2];
+  const auto decode = [&](int k, float scale) {
+    const uint32_t pair = codes[i / 2 + k / 2];
     group[k] = values[pair >> 4] * scale;
     group[k + 1] = values[pair & 15] * scale;
+  };
+  // A block has an even number of elements, unless it is the last one.
+  const int64_t block = i / scales.block;
+  if (i + kSize <= n && i + kSize <= (block + 1) * scales.block) {
+    const float scale = scales.of(block);
+    for (int k = 0; k < kSize; k += 2) decode(k, scale);
+  } else {
+    for (int k = 0; k < kSize && i + k < n; k += 2) decode(k, scales.of((i + k) / scales.block));
   }
   y.store(i, n - i, group);
 }
@@ -230,8 +236,9 @@ void nf4_dequantize(Context& c, Region region, int64_t matrix_columns, int64_t b
   by_type({y}, [&](auto type) {
     using T = decltype(type);
     launch(c, {ceil_div(n, int64_t{kThreads} * kGroup<T>), kThreads}, nf4_dequantize_kernel<T>,
-           Nf4Scales{first, columns, matrix_columns, block, scales, scale_codes, nested, map, offset}, codes,
-           n, array_of<T>(y));
+           Nf4Scales{first, columns, matrix_columns, block, columns == matrix_columns ? first / block : -1,
+                     scales, scale_codes, nested, map, offset},
+           codes, n, array_of<T>(y));
   });
 }
 

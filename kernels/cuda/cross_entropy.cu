@@ -36,23 +36,29 @@ void softcap(Context& c, Out logits, float cap, int64_t n) {
 
 // ---- one row, of `cols` logits from `at` on; all threads of the block take part
 
+// body(logit) for those of this thread, with -inf for elements that lie outside of the row.
+template <class T, class Body>
+__device__ void for_logits(const Array<T>& x, int64_t at, int64_t cols, const Body& body) {
+  for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < cols; i += block_threads() * kGroup<T>) {
+    auto group = x.load(at + i, cols - i);
+    if (cols - i < kGroup<T>)
+      for (int k = 0; k < kGroup<T>; ++k)
+        if (k >= cols - i) group[k] = -INFINITY;
+    for (int k = 0; k < kGroup<T>; ++k) body(group[k]);
+  }
+}
+
 template <class T>
 __device__ float max_of_row(const Array<T>& x, int64_t at, int64_t cols) {
   float most = -INFINITY;
-  for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < cols; i += block_threads() * kGroup<T>) {
-    const auto group = x.load(at + i, cols - i);
-    for (int k = 0; k < kGroup<T> && i + k < cols; ++k) most = Max()(group[k], most);
-  }
+  for_logits(x, at, cols, [&](float logit) { most = Max()(logit, most); });
   return block_max(most);
 }
 
 template <class T>
 __device__ float sum_exp_of_row(const Array<T>& x, int64_t at, int64_t cols, float max) {
   float sum = 0;
-  for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < cols; i += block_threads() * kGroup<T>) {
-    const auto group = x.load(at + i, cols - i);
-    for (int k = 0; k < kGroup<T> && i + k < cols; ++k) sum += std::exp(group[k] - max);
-  }
+  for_logits(x, at, cols, [&](float logit) { sum += std::exp(logit - max); });
   return block_sum(sum);
 }
 
@@ -72,26 +78,25 @@ struct RowGradient {
 template <class T, class D>
 __device__ void gradient_of_row(const RowGradient& g, const Array<T>& x, int64_t at, int64_t label,
                                 const Array<D>& dx, int64_t to) {
-  // The groups of logits: those of the gradient may be larger.
-  constexpr int kSize = kGroup<T>;
+  // The groups of the gradient: those of the logits may be smaller.
+  constexpr int kSize = kGroup<D>;
   const float factor = g.weight / g.sum_exp;
-  const auto gradient = [&](float logit, int64_t column) {
-    float d = std::exp(logit - g.max) * factor;
-    if (column == label) d -= g.weight;
-    if (g.cap > 0) d *= 1.0f - logit / g.cap * (logit / g.cap);
-    return d;
-  };
   const int64_t stretch = int64_t{block_threads()} * kSize;
   for (int64_t begin = 0; begin < g.cols; begin += stretch) {
     const int64_t i = begin + thread_index() * kSize, count = g.cols - i;
-    auto group = x.load(at + i, count);
-    for (int k = 0; k < kSize; ++k) group[k] = gradient(group[k], i + k);
-    if constexpr (std::is_same_v<T, D>) {
-      dx.store(to + i, count, group);
-    } else {
-      sync_threads();
-      for (int k = 0; k < kSize && k < count; ++k) dx.put(to + i + k, group[k]);
+    const int at_label = label >= i && label - i < kSize ? narrow<int>(label - i) : -1;
+    Group<kSize> group;
+    for (int part = 0; part < kSize; part += kGroup<T>) {
+      const auto logits = x.load(at + i + part, count - part);
+      for (int k = 0; k < kGroup<T>; ++k) {
+        float d = std::exp(logits[k] - g.max) * factor;
+        if (part + k == at_label) d -= g.weight;
+        if (g.cap > 0) d *= 1.0f - logits[k] / g.cap * (logits[k] / g.cap);
+        group[part + k] = d;
+      }
     }
+    if constexpr (!std::is_same_v<T, D>) sync_threads();
+    dx.store(to + i, count, group);
   }
   for (int64_t i = g.cols + thread_index(); i < g.padded; i += block_threads()) dx.put(to + i, 0.0f);
 }
@@ -174,9 +179,9 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
 }
 
 template <class T, class D>
-__global__ void full_loss_kernel(Array<T> x, const int32_t* labels, const float* weight, int64_t cols,
-                                 int64_t row_stride, float cap, float* losses, Array<D> dx,
-                                 int64_t dx_stride) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kMaxThreads, 4)
+    full_loss_kernel(Array<T> x, const int32_t* labels, const float* weight, int64_t cols, int64_t row_stride,
+                     float cap, float* losses, Array<D> dx, int64_t dx_stride) {
   const int64_t row = block_index(), at = row * row_stride, label = labels[row];
   if (cap > 0) {
     for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < cols; i += block_threads() * kGroup<T>) {

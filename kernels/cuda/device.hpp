@@ -325,6 +325,25 @@ struct RandomBlock {
     return (element & 2) != 0 ? upper : lower;
   }
 };
+// Words of the kCount elements from `first` on, kCount a multiple of 4. Blocks are not compared for each
+// element where `first` is the first one of a block.
+template <int kCount>
+struct RandomWords {
+  uint32_t words[kCount];
+  template <class Draw>
+  __device__ RandomWords(uint64_t first, const Draw& draw) {
+    if (first % 4 == 0) {
+      for (int k = 0; k < kCount; k += 4) {
+        const std::array<uint32_t, 4> next = draw(first / 4 + static_cast<uint64_t>(k / 4));
+        for (int i = 0; i < 4; ++i) words[k + i] = next[static_cast<size_t>(i)];
+      }
+    } else {
+      RandomBlock last;
+      CAPSTAN_UNROLL
+      for (int k = 0; k < kCount; ++k) words[k] = last.word_of(first + static_cast<uint64_t>(k), draw);
+    }
+  }
+};
 
 // ---- launches
 

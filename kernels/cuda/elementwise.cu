@@ -181,10 +181,10 @@ void combine_arrays(Context& c, In parts, int64_t count, Out y, int64_t n) {
 
 // ---- rows
 
-__global__ void convert_rows_kernel(Array<Any> x, int64_t x_stride, Array<Any> y, int64_t y_stride,
-                                    int64_t cols) {
-  for (int64_t i = thread_index(); i < cols; i += block_threads())
-    y.put(block_index() * y_stride + i, x.at(block_index() * x_stride + i));
+__global__ void convert_rows_kernel(Convert convert, int64_t x_stride, int64_t y_stride, int64_t cols) {
+  const Convert row{convert.x.from(block_index() * x_stride), convert.y.from(block_index() * y_stride)};
+  constexpr int kSize = Convert::kSize;
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) row(i, cols - i);
 }
 void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int64_t rows, int64_t cols) {
   if (rows <= 0 || cols <= 0) return;
@@ -192,25 +192,10 @@ void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int6
     const int64_t bytes = size_of(x.dtype);
     return copy_bytes(c, x.data, x_stride * bytes, y.data, y_stride * bytes, rows, cols * bytes);
   }
-  launch(c, {rows, threads_for(cols, 1)}, convert_rows_kernel, array_of<Any>(x), x_stride, array_of<Any>(y),
-         y_stride, cols);
+  launch(c, {rows, threads_for(cols, Convert::kSize)}, convert_rows_kernel,
+         Convert{array_of<Any>(x), array_of<Any>(y)}, x_stride, y_stride, cols);
 }
 
-// The dropout mask of a row; consecutive columns share blocks of the generator.
-struct DropoutMask {
-  PhiloxKey key;
-  uint32_t threshold;
-  float factor;
-  uint64_t row;
-  RandomBlock last = {};
-
-  // The value at `column` after dropout.
-  __device__ float operator()(float value, int64_t column) {
-    const uint32_t word = last.word_of(static_cast<uint64_t>(column),
-                                       [&](uint64_t block) { return philox4x32(key, row, block); });
-    return word >= threshold ? value * factor : 0.0f;
-  }
-};
 struct DropoutShape {
   int64_t cols, first_column;
   bool mask;
@@ -227,16 +212,20 @@ template <class T>
 __global__ void dropout_kernel(DropoutShape s, Array<T> x, Array<T> bias, Array<T> residual, Array<T> y,
                                const int64_t* dropout_rows) {
   const int64_t row = block_index() * s.cols;
-  DropoutMask mask{s.key, s.threshold, s.factor,
-                   s.mask ? static_cast<uint64_t>(dropout_rows[block_index()]) : 0};
+  const uint64_t dropout_row = s.mask ? static_cast<uint64_t>(dropout_rows[block_index()]) : 0;
   for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < s.cols; i += block_threads() * kGroup<T>) {
     auto value = x.load(row + i, s.cols - i);
     if (bias) {
       const auto b = bias.load(i, s.cols - i);
       for (int k = 0; k < kGroup<T>; ++k) value[k] += b[k];
     }
-    if (s.mask)
-      for (int k = 0; k < kGroup<T>; ++k) value[k] = mask(value[k], s.first_column + i + k);
+    if (s.mask) {
+      const RandomWords<kGroup<T>> random(static_cast<uint64_t>(s.first_column + i), [&](uint64_t block) {
+        return philox4x32(s.key, dropout_row, block);
+      });
+      for (int k = 0; k < kGroup<T>; ++k)
+        value[k] = random.words[k] >= s.threshold ? value[k] * s.factor : 0.0f;
+    }
     if (residual) {
       const auto r = residual.load(row + i, s.cols - i);
       for (int k = 0; k < kGroup<T>; ++k) value[k] += r[k];
@@ -268,14 +257,11 @@ __global__ void jitter_kernel(int64_t cols, float epsilon, PhiloxKey key, Array<
                               const int64_t* dropout_rows) {
   const int64_t row = block_index() * cols;
   const auto dropout_row = static_cast<uint64_t>(dropout_rows[block_index()]);
-  RandomBlock random;
   for (int64_t i = int64_t{thread_index()} * kGroup<T>; i < cols; i += block_threads() * kGroup<T>) {
     auto value = x.load(row + i, cols - i);
-    for (int k = 0; k < kGroup<T>; ++k)
-      value[k] *=
-          jitter_factor(random.word_of(static_cast<uint64_t>(i + k),
-                                       [&](uint64_t block) { return philox4x32(key, dropout_row, block); }),
-                        epsilon);
+    const RandomWords<kGroup<T>> random(static_cast<uint64_t>(i),
+                                        [&](uint64_t block) { return philox4x32(key, dropout_row, block); });
+    for (int k = 0; k < kGroup<T>; ++k) value[k] *= jitter_factor(random.words[k], epsilon);
     y.store(row + i, cols - i, value);
   }
 }

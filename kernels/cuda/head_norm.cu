@@ -72,8 +72,27 @@ RowStatistics statistics_of(const HeadNormShape& s, const float* squares) {
 struct QkvGamma {
   Array<Any> queries, keys;
   float offset;
-  __device__ float at(const QkvIndex& index) const {
-    return (index.slice == QkvSlice::key ? keys.at(index.gamma) : queries.at(index.gamma)) + offset;
+  // By members: an address of one of two parameters would put both on the stack.
+  __device__ Array<Any> of(QkvSlice slice) const {
+    const bool key = slice == QkvSlice::key;
+    return {key ? keys.p : queries.p, key ? keys.type : queries.type};
+  }
+  // Those of elements i to i + kSize of a row; 0 for values.
+  template <int kSize>
+  __device__ Group<kSize> of(const QkvRow& row, int64_t i) const {
+    Group<kSize> group = {};
+    if (row.head_dim % kSize == 0) {
+      const QkvIndex index = row.index_of(i);
+      if (index.slice == QkvSlice::value) return group;
+      group = of(index.slice).group<kSize>(index.gamma, kSize);
+      for (int k = 0; k < kSize; ++k) group[k] += offset;
+    } else {
+      for_elements<kSize>(row, i, [&](int k, QkvIndex index) {
+        if (index.slice == QkvSlice::value) return;
+        group[k] = of(index.slice).at(index.gamma) + offset;
+      });
+    }
+    return group;
   }
 };
 QkvGamma gamma_of(const HeadNormShape& s, In queries, In keys) {
@@ -109,8 +128,9 @@ __global__ void head_norm_forward_kernel(QkvRow row, Array<T> x, RowStatistics s
   const QkvPair rstd = statistics.rstd(block_index());
   for (int64_t i = int64_t{thread_index()} * kSize; i < row.width; i += block_threads() * kSize) {
     auto group = x.load(at + i, row.width - i);
+    const auto factors = gamma.of<kSize>(row, i);
     for_elements<kSize>(row, i, [&](int k, QkvIndex index) {
-      if (index.slice != QkvSlice::value) group[k] = group[k] * rstd.of(index.slice) * gamma.at(index);
+      if (index.slice != QkvSlice::value) group[k] = group[k] * rstd.of(index.slice) * factors[k];
     });
     y.store(at + i, row.width - i, group);
   }
@@ -130,9 +150,10 @@ __global__ void head_dots_kernel(QkvRow row, Array<T> dy, Array<T> x, RowStatist
   const int64_t at = block_index() * row.width;
   QkvPair sums{0, 0};
   for (int64_t i = int64_t{thread_index()} * kSize; i < row.width; i += block_threads() * kSize) {
-    const auto d = dy.load(at + i, row.width - i), v = x.load(at + i, row.width - i);
+    const auto d = dy.load(at + i, row.width - i), v = x.load(at + i, row.width - i),
+               factors = gamma.of<kSize>(row, i);
     for_elements<kSize>(row, i, [&](int k, QkvIndex index) {
-      if (index.slice != QkvSlice::value) sums.add(index.slice, d[k] * gamma.at(index) * v[k]);
+      if (index.slice != QkvSlice::value) sums.add(index.slice, d[k] * factors[k] * v[k]);
     });
   }
   sums = {block_sum(sums.queries), block_sum(sums.keys)};
@@ -179,12 +200,12 @@ __global__ void head_norm_backward_kernel(HeadNormBackward<T> b) {
                        b.counts_keys ? b.dots[2 * r + 1] / b.statistics.key_cols : 0.0f};
     for (int64_t i = int64_t{thread_index()} * kSize; i < width; i += block_threads() * kSize) {
       auto d = b.dy.load(r * width + i, width - i);
-      const auto x = b.x.load(r * width + i, width - i);
+      const auto x = b.x.load(r * width + i, width - i), factors = b.gamma.template of<kSize>(b.row, i);
       for_elements<kSize>(b.row, i, [&](int k, QkvIndex index) {
         if (index.slice == QkvSlice::value) return;
         const float factor = rstd.of(index.slice), hat = x[k] * factor;
         if (b.partials) sums[i + k] = (r == begin ? 0.0f : sums[i + k]) + d[k] * hat;
-        d[k] = factor * (d[k] * b.gamma.at(index) - hat * mean.of(index.slice));
+        d[k] = factor * (d[k] * factors[k] - hat * mean.of(index.slice));
       });
       b.dx.store(r * width + i, width - i, d);
     }

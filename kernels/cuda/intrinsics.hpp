@@ -392,37 +392,46 @@ __device__ T from_float(float x) {
 __device__ inline float rounded_product(float a, float b) {
   return __fmul_rn(a, b);
 }
-// The codes of two values (encode() in tensor/float8.hpp, whose bits they have): 8 or 4 bits each, the first
-// in the lower half. By an instruction from sm_89 on for 8 bits, on sm_100a and its like for 4 bits.
+// The 4-bit codes of two values (encode() in tensor/float8.hpp, whose bits they have), the first in the lower
+// half. By an instruction on sm_100a and its like.
+__device__ inline uint32_t encode_pair(float first, float second) {
 #if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000 || defined(__CUDA_ARCH_FEAT_SM100_ALL) || \
     defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
-#define CAPSTAN_ENCODES_4_BITS 1
+  uint16_t codes;
+  asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %2, %1; mov.b16 %0, {pair, 0}; }"
+      : "=h"(codes)
+      : "f"(first), "f"(second));
+  // The instruction drops the sign of NaN.
+  return codes | __float_as_uint(first) >> 31 << 3 | __float_as_uint(second) >> 31 << 7;
 #else
-#define CAPSTAN_ENCODES_4_BITS 0
+  return encode<kE2m1>(first) | encode<kE2m1>(second) << 4;
 #endif
+}
+// The 8-bit codes of four values, the first in the lowest byte. By instructions from sm_89 on.
 template <SmallFloat F>
-__device__ uint32_t encode_pair(float first, float second) {
-  constexpr int kBits = static_cast<int>(1 + F.exponent_bits + F.mantissa_bits);
-  static_assert(F == kE4m3 || F == kE5m2 || F == kE2m1);
+__device__ uint32_t encode_four(const float* values) {
+  static_assert(F == kE4m3 || F == kE5m2);
 #if __CUDA_ARCH__ >= 890
-  if constexpr (kBits == 8 || CAPSTAN_ENCODES_4_BITS) {
-    uint16_t codes;
+  uint16_t low, high;
+  const auto convert = [](uint16_t& codes, float first, float second) {
     if constexpr (F == kE4m3)
       asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
-    else if constexpr (F == kE5m2)
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
     else
-      asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %2, %1; mov.b16 %0, {pair, 0}; }"
-          : "=h"(codes)
-          : "f"(first), "f"(second));
-    // The instructions drop the sign of NaN.
-    const uint32_t signs = __float_as_uint(first) >> 31 | (__float_as_uint(second) >> 31) << kBits;
-    return codes | signs << (kBits - 1);
-  } else
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+  };
+  convert(low, values[0], values[1]), convert(high, values[2], values[3]);
+  // The instructions drop the sign of NaN: the highest bytes of the values have it.
+  const auto highest = [](float a, float b) {
+    return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x73);
+  };
+  const uint32_t signs =
+      __byte_perm(highest(values[0], values[1]), highest(values[2], values[3]), 0x5410) & 0x80808080u;
+  return static_cast<uint32_t>(high) << 16 | low | signs;
+#else
+  uint32_t codes = 0;
+  for (int k = 0; k < 4; ++k) codes |= encode<F>(values[k]) << 8 * k;
+  return codes;
 #endif
-  {
-    return encode<F>(first) | encode<F>(second) << kBits;
-  }
 }
 // The values of four codes of 8 bits as fp16, which has all values of e4m3 and e5m2: two in each register,
 // the first in the lower half.

@@ -95,21 +95,40 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
   quantize_array(c, x, s.stride, task);
 }
 
-// A tile goes through shared memory, so that reads and writes are of consecutive bytes. The pitch puts the
-// codes of a column into different banks.
-constexpr int kCodeTile = 128, kCodePitch = kCodeTile + 4, kTransposeThreads = 256;
+// A tile goes through shared memory, so that reads and writes are vectors of consecutive bytes. The pitch, in
+// words of four codes, puts the codes of a column into different banks.
+constexpr int kCodeTile = 128, kCodePitch = kCodeTile / 4 + 1, kCodeVector = 16, kTransposeThreads = 256;
 __global__ void transpose_codes_kernel(const uint8_t* x, uint8_t* y, int64_t rows, int64_t cols) {
-  CAPSTAN_SHARED(uint8_t, tile, kCodeTile * kCodePitch);
+  CAPSTAN_SHARED(uint32_t, tile, kCodeTile * kCodePitch);
+  constexpr int kVectors = kCodeTile / kCodeVector, kAll = kCodeTile * kVectors;
+  struct alignas(16) Codes {
+    uint32_t words[kCodeVector / 4];
+  };
   const int64_t across = ceil_div(cols, int64_t{kCodeTile});
   const int64_t row = block_index() / across * kCodeTile, col = block_index() % across * kCodeTile;
-  for (int i = thread_index(); i < kCodeTile * kCodeTile; i += kTransposeThreads) {
-    const int r = i / kCodeTile, c = i % kCodeTile;
-    if (row + r < rows && col + c < cols) tile[r * kCodePitch + c] = x[(row + r) * cols + col + c];
+  for (int i = thread_index(); i < kAll; i += kTransposeThreads) {
+    const int r = i / kVectors, c = i % kVectors * kCodeVector;
+    const uint8_t* from = x + (row + r) * cols + col + c;
+    const int64_t count = row + r < rows ? cols - col - c : 0;
+    Codes codes = {};
+    if (count >= kCodeVector && reinterpret_cast<uintptr_t>(from) % kCodeVector == 0)
+      codes = std::bit_cast<Codes>(load_16(from));
+    else
+      for (int k = 0; k < kCodeVector; ++k)
+        if (k < count) codes.words[k / 4] |= uint32_t{from[k]} << k % 4 * 8;
+    for (int k = 0; k < kCodeVector / 4; ++k) tile[r * kCodePitch + c / 4 + k] = codes.words[k];
   }
   sync_threads();
-  for (int i = thread_index(); i < kCodeTile * kCodeTile; i += kTransposeThreads) {
-    const int c = i / kCodeTile, r = i % kCodeTile;
-    if (row + r < rows && col + c < cols) y[(col + c) * rows + row + r] = tile[r * kCodePitch + c];
+  // A warp has two vectors of 16 columns each: sectors of 32 bytes.
+  for (int i = thread_index(); i < kAll; i += kTransposeThreads) {
+    const int c = i / 2 % kCodeTile, r = (i / (2 * kCodeTile) * 2 + i % 2) * kCodeVector;
+    if (col + c >= cols || row + r >= rows) continue;
+    uint32_t words[kCodeVector / 4] = {};
+    for (int k = 0; k < kCodeVector; ++k) {
+      const uint32_t four = tile[(r + k) * kCodePitch + c / 4];
+      words[k / 4] |= (four >> c % 4 * 8 & 0xFF) << k % 4 * 8;
+    }
+    store_codes<kCodeVector>(y + (col + c) * rows + row + r, words, rows - row - r);
   }
 }
 void transpose_codes(Context& c, In x, Out y, int64_t rows, int64_t cols) {

@@ -65,9 +65,12 @@ __device__ void store_codes(uint8_t* to, const uint32_t* words, int64_t count) {
 template <SmallFloat F, int kCount>
 __device__ void encode_bytes(const EncodedRows& e, int64_t row, int64_t col, const float* values,
                              float factor) {
-  uint32_t words[kCount / 4] = {};
-  for (int k = 0; k < kCount; k += 2)
-    words[k / 4] |= encode_pair<F>(values[k] * factor, values[k + 1] * factor) << (k % 4 * 8);
+  uint32_t words[kCount / 4];
+  for (int k = 0; k < kCount; k += 4) {
+    float scaled[4];
+    for (int i = 0; i < 4; ++i) scaled[i] = values[k + i] * factor;
+    words[k / 4] = encode_four<F>(scaled);
+  }
   store_codes<kCount>(static_cast<uint8_t*>(e.to.codes) + row * e.cols + col, words, e.cols - col);
 }
 // Stores values * factor as 4-bit codes. In rows with an odd number of elements the last byte holds one code.
@@ -87,7 +90,7 @@ __device__ void encode_nibbles(const EncodedRows& e, int64_t row, int64_t col, c
       if (k + 1 < count)
         codes |= encode_stochastic<kE2m1>(second, random.of(element + static_cast<uint64_t>(k + 1))) << 4;
     } else {
-      codes = encode_pair<kE2m1>(first, second);
+      codes = encode_pair(first, second);
     }
     words[k / 8] |= codes << (k % 8 * 4);
   }
@@ -178,25 +181,16 @@ struct QuantizeTile {
     return row * kQuantizeTileSize + (col ^ (row / kRun * kSize));
   }
   __device__ void store(int row, int col, const Group<kSize>& group, Location location = {}) const {
-    Vector vector;
-    for (int k = 0; k < kSize; ++k) vector.values[k] = from_float<T>(group[k]);
-    store_16(values, at(row, col), std::bit_cast<Bytes16>(vector), location);
+    store_16(values, at(row, col), Array<T>::pack(group), location);
   }
   __device__ Group<kSize> load(int row, int col, Location location = {}) const {
-    const auto vector = std::bit_cast<Vector>(load_16(values, at(row, col), location));
-    Group<kSize> group;
-    for (int k = 0; k < kSize; ++k) group[k] = to_float(vector.values[k]);
-    return group;
+    return Array<T>::unpack(load_16(values, at(row, col), location));
   }
-  __device__ float element(int row, int col) const {
-    const T value = values[at(row, col)];
+  // Element (row + k, col), k < kRun, of the run that begins in row `row`, a multiple of kRun.
+  __device__ float of_run(int row, int col, int k) const {
+    const T value = values[at(row, col) + k * kQuantizeTileSize];
     return to_float(value);
   }
-
- private:
-  struct alignas(16) Vector {
-    T values[kSize];
-  };
 };
 
 // Maxima of the blocks of 16 x 16, or of the tile in all of them.
@@ -212,12 +206,13 @@ __device__ void find_block_maxima(const QuantizeTile<T>& tile, uint32_t largest,
     largest = block_reduce(largest, uint32_t{0}, Max<uint32_t>());
   } else {
     sync_threads();
-    const int row = block / (kQuantizeTileSize / kRun) * kRun + quarter * (kRun / 4),
+    const int row = block / (kQuantizeTileSize / kRun) * kRun,
               col = block % (kQuantizeTileSize / kRun) * kRun;
     largest = 0;
     // Lanes begin in different columns, which lie in different banks.
     for (int i = 0; i < kRun * kRun / 4; ++i) {
-      const float value = tile.element(row + i / kRun, col + (i + thread_index()) % kRun);
+      const float value =
+          tile.of_run(row, col + (i + thread_index()) % kRun, quarter * (kRun / 4) + i / kRun);
       largest = Max<uint32_t>()(magnitude_bits(value), largest);
     }
     largest = warp_reduce(largest, Max<uint32_t>(), 4);
@@ -234,9 +229,11 @@ __device__ void for_groups(const Body& body) {
   for (int row = thread_index() / kLanes; row < kQuantizeTileSize; row += kRows) body(row, col);
 }
 
-// Reads the tile, all elements of which are 0 outside of the matrix. Returns the maximum of this thread's.
+// Reads the tile, all elements of which are 0 outside of the matrix. Returns the maximum of this thread's, or
+// of none of them if `counts` is not set.
 template <class Source, class T>
-__device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, const QuantizeTile<T>& tile) {
+__device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, const QuantizeTile<T>& tile,
+                              bool counts) {
   constexpr int kSize = kGroup<T>;
   const int64_t rows = task.rows.rows, cols = task.rows.cols;
   uint32_t largest = 0;
@@ -252,46 +249,49 @@ __device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, co
       });
       commit_copies();
       wait_for_copies<0>();
-      for_groups<T>([&](int row, int col) { count(tile.load(row, col)); });
+      if (counts) for_groups<T>([&](int row, int col) { count(tile.load(row, col)); });
       return largest;
     }
   for_groups<T>([&](int row, int col) {
     Group<kSize> group = {};
     const int64_t r = tile.first_row + row, c = tile.first_col + col;
     if (r < rows && c < cols) group = source.load(r, c, cols - c);
-    count(group);
+    if (counts) count(group);
     if (task.reads_tile()) tile.store(row, col, group);
   });
   return largest;
 }
 
-// The groups that read_tile() has stored by the same thread.
+// The groups that read_tile() has stored by the same thread. Returns the maximum of this thread's.
 template <ScaleLayout kLayout, class T>
-__device__ void encode_rows_of_tile(const QuantizeTile<T>& tile, const EncodedRows& rows,
-                                    const Shared<uint32_t>& maxima, bool several_rows) {
+__device__ uint32_t encode_rows_of_tile(const QuantizeTile<T>& tile, const EncodedRows& rows,
+                                        const Shared<uint32_t>& maxima, bool several_rows) {
+  uint32_t largest = 0;
   for_groups<T>([&](int row, int col) {
     const auto group = tile.load(row, col);
+    largest = Max<uint32_t>()(largest_of_values<kGroup<T>>(group.v), largest);
     const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
     encode_row<kLayout, kGroup<T>>(rows, tile.first_row + row, tile.first_col + col, group.v, several_rows,
                                    amax);
   });
+  return largest;
 }
 
 // A thread takes a run of a column, and its neighbors the others of the column. Returns the maximum of the
-// thread's values, which are transformed first if the format says so.
+// thread's values, which are transformed first if the format says so, or of none if `counts` is not set.
 template <ScaleLayout kLayout, class T>
 __device__ uint32_t encode_columns_of_tile(const QuantizeTile<T>& tile, const EncodedRows& columns,
-                                           const Shared<uint32_t>& maxima, bool several_rows) {
+                                           const Shared<uint32_t>& maxima, bool several_rows, bool counts) {
   constexpr int kRuns = kQuantizeTileSize / kRun;
   const int row = thread_index() % kRuns * kRun;
   const int64_t first = tile.first_row + row;
   uint32_t largest = 0;
   for (int col = thread_index() / kRuns; col < kQuantizeTileSize; col += kQuantizeThreads / kRuns) {
     float values[kRun];
-    for (int k = 0; k < kRun; ++k) values[k] = tile.element(row + k, col);
+    for (int k = 0; k < kRun; ++k) values[k] = tile.of_run(row, col, k);
     // A shorter run at the end stays as it is.
     if (columns.format.hadamard && first + kRun <= columns.cols) hadamard_transform(values);
-    largest = Max<uint32_t>()(largest_of_values<kRun>(values), largest);
+    if (counts) largest = Max<uint32_t>()(largest_of_values<kRun>(values), largest);
     if (!columns.to.codes) continue;
     const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
     encode_row<kLayout, kRun>(columns, tile.first_col + col, first, values, several_rows, amax);
@@ -308,16 +308,21 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kQuantizeThreads, kLayout == ScaleLayout::
   const int64_t across = ceil_div(task.rows.cols, int64_t{kQuantizeTileSize});
   const QuantizeTile<T> tile{values, block_index() / across * kQuantizeTileSize,
                              block_index() % across * kQuantizeTileSize};
-  const uint32_t largest = read_tile(source, task, tile);
-  if (task.amax) record_maximum(largest, task.amax);
-  if (!task.reads_tile()) return;
+  // The rows' pass counts as well; blocks of several rows need their maxima before.
   const bool several_rows = kLayout == ScaleLayout::block_128x128 ||
                             (kLayout == ScaleLayout::block_1x16 && task.rows.format.square);
+  const bool by_rows = task.rows.to.codes && kLayout != ScaleLayout::block_128x128;
+  uint32_t largest = read_tile(source, task, tile, !by_rows);
   if (several_rows) find_block_maxima<kLayout>(tile, largest, maxima);
-  if (task.rows.to.codes) encode_rows_of_tile<kLayout>(tile, task.rows, maxima, several_rows);
+  if (task.rows.to.codes) {
+    const uint32_t of_rows = encode_rows_of_tile<kLayout>(tile, task.rows, maxima, several_rows);
+    if (by_rows) largest = of_rows;
+  }
+  if (task.amax) record_maximum(largest, task.amax);
   if (!task.columns.to.codes && !task.transformed_amax) return;
   sync_threads();
-  const uint32_t transformed = encode_columns_of_tile<kLayout>(tile, task.columns, maxima, several_rows);
+  const uint32_t transformed = encode_columns_of_tile<kLayout>(tile, task.columns, maxima, several_rows,
+                                                               task.transformed_amax != nullptr);
   if (task.transformed_amax) record_maximum(transformed, task.transformed_amax);
 }
 

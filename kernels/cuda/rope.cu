@@ -156,19 +156,24 @@ bool has_vectors(const HeadArray<T>& heads) {
   return reinterpret_cast<uintptr_t>(heads.x.p) % 16 == 0 && divides(heads.strides.token) &&
          divides(heads.strides.group) && divides(heads.strides.head);
 }
-bool is_aligned(const float* p) {
+bool is_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+// Whether these heads can be processed by vectors: halves consist of them.
+template <class T>
+bool by_vectors(const RopeShape& s, const RopeAngles& angles,
+                std::initializer_list<const HeadArray<T>*> heads) {
+  const int64_t half = s.rotary_dim / 2, size = kGroup<T>;
+  return !s.interleaved && half % size == 0 && s.head_dim % size == 0 && s.head_dim > 0 &&
+         is_aligned(angles.cos) && is_aligned(angles.sin) &&
+         std::all_of(heads.begin(), heads.end(), [](const auto* array) { return has_vectors(*array); });
 }
 // Whether it launches the rotation by vectors.
 template <class T>
 bool rotate(Context& c, const RopeShape& s, const RopeAngles& angles, bool backward, const HeadArray<T>& q,
             const HeadArray<T>& k, const HeadArray<T>& q_out, const HeadArray<T>& k_out) {
+  if (s.norm != QkNorm::none || !by_vectors<T>(s, angles, {&q, &k, &q_out, &k_out})) return false;
   const int64_t half = s.rotary_dim / 2, size = kGroup<T>;
-  if (s.norm != QkNorm::none || s.interleaved || half % size != 0 || s.head_dim % size != 0 ||
-      s.head_dim <= 0 || !is_aligned(angles.cos) || !is_aligned(angles.sin))
-    return false;
-  for (const HeadArray<T>* heads : {&q, &k, &q_out, &k_out})
-    if (!has_vectors(*heads)) return false;
   constexpr int kMostThreads = 512;
   const int64_t chunks = (s.head_dim - half) / size, slots = s.heads_per_group + 1, heads = s.groups * slots;
   if (chunks > kMostThreads) return false;
@@ -187,6 +192,131 @@ bool rotate(Context& c, const RopeShape& s, const RopeAngles& angles, bool backw
                              q_out,
                              k_out};
   launch(c, {s.rows, threads_for(at_once * chunks, 1, kMostThreads)}, rotate_kernel<T>, rotation);
+  return true;
+}
+
+// ---- heads with RMSNorm, by vectors
+
+// A thread has the same chunk of the same head in each row of its block. The lanes of a head, which stand
+// together, add their sums.
+constexpr int kNormedThreads = 640;
+template <class T>
+struct NormedRotation {
+  int slots, heads, head_dim, half, chunks;
+  // All rows, and those of a block.
+  int64_t rows, block;
+  float eps, offset;
+  RopeAngles angles;
+  HeadArray<T> q, k, q_out, k_out;
+  // Backward: the gradients of the rotated heads; q_out and k_out are then those of q and k.
+  HeadArray<T> dq, dk;
+  Array<T> q_gamma, k_gamma;
+  // As of RopeBackward.
+  float* partials;
+};
+template <class T, bool kBackward>
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kNormedThreads, 1) rotate_normed_kernel(NormedRotation<T> r) {
+  // Gradients of gamma: [heads, head_dim]
+  CAPSTAN_DYNAMIC_SHARED(float, sums);
+  constexpr int kSize = kGroup<T>;
+  // Elements i to i + kSize of a head, and those half a rotation further.
+  struct Chunk {
+    Group<kSize> a, b;
+  };
+  const int chunk = thread_index() % r.chunks, head = thread_index() / r.chunks, group = head / r.slots,
+            slot = head % r.slots, rotating = r.half / kSize;
+  const bool there = head < r.heads, key = slot == r.slots - 1, rotates = chunk < rotating;
+  const int i = (rotates ? chunk : rotating + chunk) * kSize;
+  const auto load_chunk = [&](const T* from) {
+    Chunk x = {};
+    if (there) x.a = Array<T>::unpack(load_16(from + i));
+    if (there && rotates) x.b = Array<T>::unpack(load_16(from + i + r.half));
+    return x;
+  };
+  const auto of_head = [&](const HeadArray<T>& heads, int64_t row) {
+    return heads.x.p + heads.strides.at(row, group, key ? 0 : slot);
+  };
+  Chunk factor = load_chunk((key ? r.k_gamma : r.q_gamma).p);
+  for (int k = 0; k < kSize; ++k) factor.a[k] += r.offset, factor.b[k] += r.offset;
+  const float inverse = 1.0f / static_cast<float>(r.head_dim);
+  Chunk gradient = {};
+
+  const int64_t begin = block_index() * r.block, end = r.rows < begin + r.block ? r.rows : begin + r.block;
+  for (int64_t row = begin; row < end; ++row) {
+    const Chunk x = load_chunk(of_head(key ? r.k : r.q, row));
+    Chunk y;
+    if constexpr (kBackward) y = load_chunk(of_head(key ? r.dk : r.dq, row));
+    Group<kSize> cosine, sine = {};
+    for (int k = 0; k < kSize; ++k) cosine[k] = 1;
+    if (rotates) {
+      const int64_t at = int64_t{r.angles.positions[row]} * r.half + i;
+      for (int part = 0; part < kSize; part += 4) {
+        const auto c = Array<float>::unpack(load_16(r.angles.cos + at + part)),
+                   s = Array<float>::unpack(load_16(r.angles.sin + at + part));
+        for (int k = 0; k < 4; ++k) cosine[part + k] = c[k], sine[part + k] = s[k];
+      }
+    }
+    float squares = 0;
+    for (int k = 0; k < kSize; ++k) squares += x.a[k] * x.a[k] + x.b[k] * x.b[k];
+    const float rstd = 1.0f / std::sqrt(warp_reduce(squares, Sum(), r.chunks) * inverse + r.eps);
+    if constexpr (kBackward) {
+      float sum = 0;
+      for (int k = 0; k < kSize; ++k) {
+        const float a = y.a[k] * cosine[k] + y.b[k] * sine[k], b = y.b[k] * cosine[k] - y.a[k] * sine[k],
+                    hat_a = x.a[k] * rstd, hat_b = x.b[k] * rstd;
+        gradient.a[k] += a * hat_a, gradient.b[k] += b * hat_b;
+        y.a[k] = a * factor.a[k], y.b[k] = b * factor.b[k];
+        sum += y.a[k] * hat_a + y.b[k] * hat_b;
+      }
+      const float mean = warp_reduce(sum, Sum(), r.chunks) * inverse;
+      for (int k = 0; k < kSize; ++k) {
+        y.a[k] = rstd * (y.a[k] - x.a[k] * rstd * mean);
+        y.b[k] = rstd * (y.b[k] - x.b[k] * rstd * mean);
+      }
+    } else {
+      for (int k = 0; k < kSize; ++k) {
+        const float a = x.a[k] * rstd * factor.a[k], b = x.b[k] * rstd * factor.b[k];
+        y.a[k] = a * cosine[k] - b * sine[k];
+        y.b[k] = b * cosine[k] + a * sine[k];
+      }
+    }
+    if (!there) continue;
+    T* const to = of_head(key ? r.k_out : r.q_out, row) + i;
+    store_16(to, Array<T>::pack(y.a));
+    if (rotates) store_16(to + r.half, Array<T>::pack(y.b));
+  }
+  if (!kBackward || !r.partials) return;
+  if (there)
+    for (int k = 0; k < kSize; ++k) {
+      sums[head * r.head_dim + i + k] = gradient.a[k];
+      if (rotates) sums[head * r.head_dim + i + r.half + k] = gradient.b[k];
+    }
+  sync_threads();
+  for (int j = thread_index(); j < 4 * r.head_dim; j += block_threads()) {
+    const int which = j / r.head_dim;
+    float sum = 0;
+    if (which % 2 == 0)
+      for (int h = 0; h < r.heads; ++h)
+        if ((h % r.slots == r.slots - 1) == (which == 2)) sum += sums[h * r.head_dim + j % r.head_dim];
+    r.partials[block_index() * 4 * r.head_dim + j] = sum;
+  }
+}
+// Whether it launches the rotation of heads with RMSNorm by vectors. Without dq: forward.
+template <class T>
+bool rotate_normed(Context& c, const RopeShape& s, NormedRotation<T> r) {
+  const bool backward = static_cast<bool>(r.dq.x);
+  const int64_t half = s.rotary_dim / 2, chunks = (s.head_dim - half) / kGroup<T>,
+                heads = s.groups * (s.heads_per_group + 1);
+  if (s.norm != QkNorm::rms || !by_vectors<T>(s, r.angles, {&r.q, &r.k, &r.q_out, &r.k_out}) ||
+      (backward && !by_vectors<T>(s, r.angles, {&r.dq, &r.dk})) || !is_aligned(r.q_gamma.p) ||
+      !is_aligned(r.k_gamma.p) || kWarp % chunks != 0 || heads * chunks > kNormedThreads)
+    return false;
+  r.slots = narrow<int>(s.heads_per_group + 1), r.heads = narrow<int>(heads),
+  r.head_dim = narrow<int>(s.head_dim), r.half = narrow<int>(half), r.chunks = narrow<int>(chunks);
+  r.rows = s.rows, r.eps = s.eps, r.offset = s.gamma_offset;
+  const size_t shared = r.partials ? sizeof(float) * static_cast<size_t>(heads * s.head_dim) : 0;
+  launch(c, {ceil_div(s.rows, r.block), threads_for(heads * chunks, 1, kNormedThreads), shared},
+         backward ? rotate_normed_kernel<T, true> : rotate_normed_kernel<T, false>, r);
   return true;
 }
 
@@ -232,10 +362,22 @@ void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, Q
            weights.k_beta},
           [&](auto type) {
             using T = decltype(type);
-            if constexpr (!std::is_same_v<T, Any>)
+            if constexpr (!std::is_same_v<T, Any>) {
               if (rotate(c, s, angles, false, heads_of<T>(q), heads_of<T>(k), heads_of<T>(q_out),
                          heads_of<T>(k_out)))
                 return;
+              // A few rows for each block, whose threads read gamma once.
+              if (rotate_normed<T>(c, s,
+                                   {.block = std::max<int64_t>(1, s.rows / (8 * kMaxPartials)),
+                                    .angles = angles,
+                                    .q = heads_of<T>(q),
+                                    .k = heads_of<T>(k),
+                                    .q_out = heads_of<T>(q_out),
+                                    .k_out = heads_of<T>(k_out),
+                                    .q_gamma = array_of<T>(weights.q_gamma),
+                                    .k_gamma = array_of<T>(weights.k_gamma)}))
+                return;
+            }
             const RopeForward<T> f{
                 s,
                 angles,
@@ -374,10 +516,24 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
   by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data, weights.q_gamma, weights.k_gamma},
           [&](auto type) {
             using T = decltype(type);
-            if constexpr (!std::is_same_v<T, Any>)
+            if constexpr (!std::is_same_v<T, Any>) {
               if (rotate(c, s, angles, true, heads_of<T>(dq), heads_of<T>(dk), heads_of<T>(dq_in),
                          heads_of<T>(dk_in)))
                 return;
+              if (rotate_normed<T>(c, s,
+                                   {.block = block,
+                                    .angles = angles,
+                                    .q = heads_of<T>(q),
+                                    .k = heads_of<T>(k),
+                                    .q_out = heads_of<T>(dq_in),
+                                    .k_out = heads_of<T>(dk_in),
+                                    .dq = heads_of<T>(dq),
+                                    .dk = heads_of<T>(dk),
+                                    .q_gamma = array_of<T>(weights.q_gamma),
+                                    .k_gamma = array_of<T>(weights.k_gamma),
+                                    .partials = partials}))
+                return;
+            }
             const RopeBackward<T> b{s,
                                     angles,
                                     heads_of<T>(dq),

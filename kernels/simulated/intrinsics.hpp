@@ -341,10 +341,16 @@ T from_float(float x) {
 inline float rounded_product(float a, float b) {
   return a * b;
 }
-// The codes of two values (encode() in tensor/float8.hpp): 8 or 4 bits each, the first in the lower half.
+// The 4-bit codes of two values (encode() in tensor/float8.hpp), the first in the lower half.
+inline uint32_t encode_pair(float first, float second) {
+  return encode<kE2m1>(first) | encode<kE2m1>(second) << 4;
+}
+// The 8-bit codes of four values, the first in the lowest byte.
 template <SmallFloat F>
-uint32_t encode_pair(float first, float second) {
-  return encode<F>(first) | encode<F>(second) << (1 + F.exponent_bits + F.mantissa_bits);
+uint32_t encode_four(const float* values) {
+  uint32_t codes = 0;
+  for (int k = 0; k < 4; ++k) codes |= encode<F>(values[k]) << 8 * k;
+  return codes;
 }
 // The values of four codes of 8 bits as fp16, which has all values of e4m3 and e5m2: two in each register,
 // the first in the lower half.

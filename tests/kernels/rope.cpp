@@ -175,8 +175,14 @@ TEST_CASE("rope and qk norm: both pairings, part of a head, in place and into an
   for (DType type : kTypes)
     for (const QkNorm norm : {QkNorm::none, QkNorm::rms, QkNorm::layer})
       for (bool interleaved : {false, true})
-        for (const auto [d, rotary] :
-             {std::array<int64_t, 2>{64, 64}, {16, 16}, {24, 10}, {80, 32}, {128, 6}, {5, 4}, {33, 0}}) {
+        for (const auto [d, rotary] : {std::array<int64_t, 2>{64, 64},
+                                       {16, 16},
+                                       {24, 10},
+                                       {80, 32},
+                                       {48, 32},
+                                       {128, 6},
+                                       {5, 4},
+                                       {33, 0}}) {
           check_forward(RopeCase(19, {2, 3, d}, rotary, interleaved, norm, type, seed), type, seed);
           ++seed;
         }
@@ -221,7 +227,8 @@ TEST_CASE("rope and qk norm: gradients of heads and weights") {
   for (DType type : kTypes)
     for (const QkNorm norm : {QkNorm::none, QkNorm::rms, QkNorm::layer})
       for (bool interleaved : {false, true})
-        for (const auto [d, rotary] : {std::array<int64_t, 2>{16, 16}, {19, 10}, {5, 4}, {7, 0}}) {
+        for (const auto [d, rotary] :
+             {std::array<int64_t, 2>{16, 16}, {48, 32}, {64, 64}, {19, 10}, {5, 4}, {7, 0}}) {
           check_backward(RopeCase(5, {2, 2, d}, rotary, interleaved, norm, type, seed), type, seed);
           ++seed;
         }
@@ -229,34 +236,36 @@ TEST_CASE("rope and qk norm: gradients of heads and weights") {
 
 TEST_CASE("gradients of qk norm's weights over many blocks of rows") {
   // 64 blocks of several rows: against the sum of gradients of single rows.
-  const QkvLayout l{1, 2, 8};
-  RopeCase all(3000, l, 6, false, QkNorm::layer, DType::f32, 7);
-  RopeCase one = all;
-  one.shape.rows = 1;
-  Tables tables(3000, 6, 8);
-  const Array x(DType::f32, random_values(3000 * l.row(), 9)),
-      dy(DType::f32, random_values(3000 * l.row(), 10));
-  const auto add = [&](kernels::Context& context, const RopeCase& c, int64_t first, Vec<Array>& o) {
-    Array to = Array::zeros(DType::f32, c.shape.rows * l.row());
-    auto angles = tables.angles();
-    angles.positions += first;
-    const int64_t at = first * l.row();
-    rope().backward(context, c.shape, view_of(dy, l.strides(), at), view_of(dy, l.strides(), at + l.key(0)),
-                    view_of(x, l.strides(), at), view_of(x, l.strides(), at + l.key(0)), angles,
-                    c.norm_weights(), view_of(to, l.strides()), view_of(to, l.strides(), l.key(0)),
-                    {o[0].f32(), o[1].f32(), o[2].f32(), o[3].f32()});
-  };
-  const auto zero = Vec<Array>(4, Array::zeros(DType::f32, 8));
-  const auto together =
-      run_kernel(zero, [&](kernels::Context& context, Vec<Array>& o) { add(context, all, 0, o); });
-  Vec<Vec<double>> sums(4, Vec<double>(8));
-  Launch launch(1, rope().backward_workspace(one.shape, true).total(1));
-  for (int64_t r = 0; r < 3000; ++r) {
-    auto row = zero;
-    launch.reset();
-    add(launch.context(), one, r, row);
-    for (size_t i = 0; i < 4; ++i)
-      for (size_t j = 0; j < 8; ++j) sums[i][j] += row[i].rounded()[j];
+  for (const auto& [norm, rotary] : {std::pair{QkNorm::layer, int64_t{6}}, {QkNorm::rms, 8}}) {
+    const QkvLayout l{1, 2, 8};
+    RopeCase all(3000, l, rotary, false, norm, DType::f32, 7);
+    RopeCase one = all;
+    one.shape.rows = 1;
+    Tables tables(3000, rotary, 8);
+    const Array x(DType::f32, random_values(3000 * l.row(), 9)),
+        dy(DType::f32, random_values(3000 * l.row(), 10));
+    const auto add = [&](kernels::Context& context, const RopeCase& c, int64_t first, Vec<Array>& o) {
+      Array to = Array::zeros(DType::f32, c.shape.rows * l.row());
+      auto angles = tables.angles();
+      angles.positions += first;
+      const int64_t at = first * l.row();
+      rope().backward(context, c.shape, view_of(dy, l.strides(), at), view_of(dy, l.strides(), at + l.key(0)),
+                      view_of(x, l.strides(), at), view_of(x, l.strides(), at + l.key(0)), angles,
+                      c.norm_weights(), view_of(to, l.strides()), view_of(to, l.strides(), l.key(0)),
+                      {o[0].f32(), o[1].f32(), o[2].f32(), o[3].f32()});
+    };
+    const auto zero = Vec<Array>(4, Array::zeros(DType::f32, 8));
+    const auto together =
+        run_kernel(zero, [&](kernels::Context& context, Vec<Array>& o) { add(context, all, 0, o); });
+    Vec<Vec<double>> sums(4, Vec<double>(8));
+    Launch launch(1, rope().backward_workspace(one.shape, true).total(1));
+    for (int64_t r = 0; r < 3000; ++r) {
+      auto row = zero;
+      launch.reset();
+      add(launch.context(), one, r, row);
+      for (size_t i = 0; i < 4; ++i)
+        for (size_t j = 0; j < 8; ++j) sums[i][j] += row[i].rounded()[j];
+    }
+    for (size_t i = 0; i < 4; ++i) CHECK(error(together[i].rounded(), sums[i]) < 1e-4);
   }
-  for (size_t i = 0; i < 4; ++i) CHECK(error(together[i].rounded(), sums[i]) < 1e-4);
 }
