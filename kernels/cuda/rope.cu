@@ -202,17 +202,17 @@ bool rotate(Context& c, const RopeShape& s, const RopeAngles& angles, bool backw
 constexpr int kNormedThreads = 640;
 template <class T>
 struct NormedRotation {
-  int slots, heads, head_dim, half, chunks;
+  int slots = 0, heads = 0, head_dim = 0, half = 0, chunks = 0;
   // All rows, and those of a block.
-  int64_t rows, block;
-  float eps, offset;
-  RopeAngles angles;
-  HeadArray<T> q, k, q_out, k_out;
+  int64_t rows = 0, block = 0;
+  float eps = 0, offset = 0;
+  RopeAngles angles = {};
+  HeadArray<T> q = {}, k = {}, q_out = {}, k_out = {};
   // Backward: the gradients of the rotated heads; q_out and k_out are then those of q and k.
-  HeadArray<T> dq, dk;
-  Array<T> q_gamma, k_gamma;
+  HeadArray<T> dq = {}, dk = {};
+  Array<T> q_gamma = {}, k_gamma = {};
   // As of RopeBackward.
-  float* partials;
+  float* partials = nullptr;
 };
 template <class T, bool kBackward>
 __global__ void CAPSTAN_LAUNCH_BOUNDS(kNormedThreads, 1) rotate_normed_kernel(NormedRotation<T> r) {
