@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/bench/bench.hpp"
+#include "kernels/table.hpp"
 #include "models/registry.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
