@@ -148,8 +148,6 @@ template <class T>
 struct Array {
   static constexpr int kSize = kGroup<T>;
   T* p;
-  // The array from element i on; none where there is none.
-  __device__ Array from(int64_t i) const { return {p ? p + i : nullptr}; }
   __device__ float at(int64_t i) const { return to_float(p[i]); }
   __device__ void put(int64_t i, float value) const { p[i] = from_float<T>(value); }
   __device__ bool is_vector(int64_t i, int64_t count) const {
@@ -209,6 +207,7 @@ struct Array<Any> {
   static constexpr int kSize = kGroup<Any>;
   void* p;
   DType type;
+  // The array from element i on; none where there is none.
   __device__ Array from(int64_t i) const {
     return {p ? static_cast<char*>(p) + i * (type == DType::f32 ? 4 : 2) : nullptr, type};
   }

@@ -1,8 +1,8 @@
 // RoPE and QK norm, one warp for each head and one block of threads for consecutive tokens. Bytes moved in
 // fp32 for E = heads * head_dim + groups * head_dim elements of a row: forward 8 rows E; backward 8 rows E,
 // with a norm 12 rows E (the second read of a head hits the L1 cache). A lane processes both elements of each
-// pair that rotates together, so that the output may overwrite the input. Heads without a norm whose halves
-// consist of aligned vectors are rotated by vectors.
+// pair that rotates together, so that the output may overwrite the input. Heads without a norm or with
+// RMSNorm, whose halves consist of aligned vectors, are rotated by vectors.
 #include "kernels/rope.hpp"
 
 #include "kernels/cuda/device.hpp"
@@ -81,6 +81,18 @@ __device__ Statistics statistics_of(const Array<T>& x, int64_t at, const RopeSha
   return {mean, 1.0f / std::sqrt(warp_sum(squares) * inverse + s.eps)};
 }
 
+// The cosines and sines of pairs i to i + kSize of a row, whose angles are aligned vectors.
+template <int kSize>
+__device__ __forceinline__ void load_angles(const RopeAngles& angles, int64_t row, int half, int i,
+                                            Group<kSize>& cosine, Group<kSize>& sine) {
+  const int64_t at = int64_t{angles.positions[row]} * half + i;
+  for (int part = 0; part < kSize; part += 4) {
+    const auto c = Array<float>::unpack(load_16(angles.cos + at + part)),
+               s = Array<float>::unpack(load_16(angles.sin + at + part));
+    for (int k = 0; k < 4; ++k) cosine[part + k] = c[k], sine[part + k] = s[k];
+  }
+}
+
 // ---- heads without a norm, by vectors
 
 // A chunk of a head: a vector of the first half with that of the second, or one of the elements that do not
@@ -123,14 +135,7 @@ __global__ void rotate_kernel(Rotation<T> r) {
   };
   load();
   Group<kSize> cosine = {}, sine = {};
-  if (rotates) {
-    const int64_t at = int64_t{r.angles.positions[row]} * r.half + i;
-    for (int part = 0; part < kSize; part += 4) {
-      const auto c = Array<float>::unpack(load_16(r.angles.cos + at + part)),
-                 s = Array<float>::unpack(load_16(r.angles.sin + at + part));
-      for (int k = 0; k < 4; ++k) cosine[part + k] = c[k], sine[part + k] = s[k];
-    }
-  }
+  if (rotates) load_angles(r.angles, row, r.half, i, cosine, sine);
   while (true) {
     if (rotates) {
       auto a = Array<T>::unpack(lower), b = Array<T>::unpack(upper);
@@ -248,14 +253,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kNormedThreads, 1) rotate_normed_kernel(No
     if constexpr (kBackward) y = load_chunk(of_head(key ? r.dk : r.dq, row));
     Group<kSize> cosine, sine = {};
     for (int k = 0; k < kSize; ++k) cosine[k] = 1;
-    if (rotates) {
-      const int64_t at = int64_t{r.angles.positions[row]} * r.half + i;
-      for (int part = 0; part < kSize; part += 4) {
-        const auto c = Array<float>::unpack(load_16(r.angles.cos + at + part)),
-                   s = Array<float>::unpack(load_16(r.angles.sin + at + part));
-        for (int k = 0; k < 4; ++k) cosine[part + k] = c[k], sine[part + k] = s[k];
-      }
-    }
+    if (rotates) load_angles(r.angles, row, r.half, i, cosine, sine);
     float squares = 0;
     for (int k = 0; k < kSize; ++k) squares += x.a[k] * x.a[k] + x.b[k] * x.b[k];
     const float rstd = 1.0f / std::sqrt(warp_reduce(squares, Sum(), r.chunks) * inverse + r.eps);
